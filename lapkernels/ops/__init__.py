@@ -1,0 +1,38 @@
+"""The kernel API: one file an op, with its formula, schema, reference and gradient."""
+
+from lapkernels.ops._library import OPS
+from lapkernels.ops.gaussian_kl import gaussian_kl
+from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.jacobian_gram import jacobian_gram, jacobian_gram_bias
+from lapkernels.ops.jacobian_squared_dot import jacobian_squared_dot, jacobian_squared_dot_bias
+from lapkernels.ops.jacobian_squared_sum import jacobian_squared_sum, jacobian_squared_sum_bias
+from lapkernels.ops.kronecker_input import kronecker_input
+from lapkernels.ops.kronecker_output import kronecker_output
+from lapkernels.ops.precision_update import precision_update
+from lapkernels.ops.sample_from_precision import sample_from_precision
+from lapkernels.ops.squared_conv_input import squared_conv_input
+from lapkernels.ops.squared_conv_weight import squared_conv_bias, squared_conv_weight
+from lapkernels.ops.squared_derivative import ACTIVATIONS, squared_derivative
+from lapkernels.ops.squared_gradient_sum import squared_gradient_sum
+
+__all__ = [
+    "ACTIVATIONS",
+    "OPS",
+    "Geometry",
+    "gaussian_kl",
+    "jacobian_gram",
+    "jacobian_gram_bias",
+    "jacobian_squared_dot",
+    "jacobian_squared_dot_bias",
+    "jacobian_squared_sum",
+    "jacobian_squared_sum_bias",
+    "kronecker_input",
+    "kronecker_output",
+    "precision_update",
+    "sample_from_precision",
+    "squared_conv_bias",
+    "squared_conv_input",
+    "squared_conv_weight",
+    "squared_derivative",
+    "squared_gradient_sum",
+]

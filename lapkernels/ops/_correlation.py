@@ -1,0 +1,158 @@
+"""What the ops on a layer's weight share: windows of the large grid, shapes, checks, bias."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lapkernels.ops.geometry import (
+    Geometry,
+    channels_first,
+    check_groups,
+    check_rank,
+    check_same,
+    spatial_size,
+    taps,
+)
+
+# Arguments of every registered op on a layer's weight: [V, N, A, *t] and [V, N, B, *u], where a
+# tensor that does not depend on the column has V = 1.
+ARGUMENTS = (
+    "Tensor small, Tensor large, int[] kernel_size, int[] stride, int[] padding, "
+    "int[] dilation, int groups"
+)
+
+
+def covered(
+    large: Tensor,
+    positions: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """``large`` [..., *u] zero-padded and cropped to just what the kernel reads at ``positions``."""
+    dims = len(kernel_size)
+    sides: list[int] = []
+    for d in reversed(range(dims)):
+        needed = max(positions[d] - 1, 0) * stride[d] + dilation[d] * (kernel_size[d] - 1) + 1
+        sides += [padding[d], needed - padding[d] - large.shape[large.dim() - dims + d]]
+    return F.pad(large, sides)
+
+
+def windows(
+    large: Tensor,
+    positions: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """View [..., B, *t, *k] of the windows a kernel sees of ``large`` [..., B, *u].
+
+    window[..., t, k] = large[..., t * stride - padding + k * dilation], zero outside.
+    """
+    view = covered(large, positions, kernel_size, stride, padding, dilation)
+    lead = large.dim() - len(kernel_size)
+    for d, size in enumerate(kernel_size):
+        view = view.unfold(lead + d, dilation[d] * (size - 1) + 1, stride[d])[..., :: dilation[d]]
+        view = view.narrow(lead + d, 0, positions[d])
+    return view
+
+
+def library_input(
+    large: Tensor,
+    positions: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[Tensor, list[int]]:
+    """(input, padding) with which torch's convolution makes exactly ``positions``.
+
+    ``large`` itself where symmetric padding does it, else a padded copy.
+    """
+    made = [
+        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
+        for size, pad, spread, kernel, step in zip(
+            large.shape[2:], padding, dilation, kernel_size, stride, strict=True
+        )
+    ]
+    if made == list(positions):
+        return large, list(padding)
+    return covered(large, positions, kernel_size, stride, padding, dilation), [0] * len(made)
+
+
+def jacobian(
+    small: Tensor,
+    large: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """G[v, n, a, b, k] = sum_t small[v, n, a, t] * window[v, n, b, t, k], materialised.
+
+    Shape [V, N, A, B / groups, *kernel_size].
+    """
+    dims = len(kernel_size)
+    view = windows(large, small.shape[3:], kernel_size, stride, padding, dilation)
+    columns = max(small.shape[0], large.shape[0])
+    samples = small.shape[1]
+    a = small.reshape(small.shape[0], samples, groups, -1, small.shape[3:].numel())
+    a = a.expand(columns, *a.shape[1:])
+    b = view.unflatten(2, (groups, large.shape[2] // groups)).flatten(4, 3 + dims)
+    b = b.flatten(5).expand(columns, *b.shape[1:4], -1, -1)
+    g = torch.einsum("vngat,vngbtk->vngabk", a, b)
+    return g.reshape(
+        columns, samples, small.shape[2], large.shape[2] // groups, *kernel_size
+    )
+
+
+def weight_shape(
+    small: Tensor, large: Tensor, kernel_size: Sequence[int], groups: int
+) -> tuple[int, ...]:
+    """Shape [A, B / groups, *kernel_size] of the layer's weight."""
+    return (small.shape[2], large.shape[2] // groups, *kernel_size)
+
+
+def canonical(
+    s: Tensor, x: Tensor, geometry: Geometry
+) -> tuple[Tensor, Tensor, list[int], list[int], list[int], list[int], int]:
+    """Arguments of the registered ops for ``s`` [V, N, O, ...] and ``x`` [N, I, ...], after checks."""
+    check_rank("s", s, geometry, 2)
+    check_rank("x", x, geometry, 1)
+    check_same("x", x, s=s)
+    if s.shape[1] != x.shape[0]:
+        raise ValueError(f"s holds {s.shape[1]} samples, but x holds {x.shape[0]}")
+    geometry.check_pair(spatial_size(x, geometry, 1), spatial_size(s, geometry, 2))
+    x, geometry = pad_input(x, geometry)
+    output = channels_first(s, geometry, 2)
+    entry = channels_first(x, geometry, 1).unsqueeze(0)
+    check_groups(output.shape[2], "s", geometry.groups)
+    check_groups(entry.shape[2], "x", geometry.groups)
+    kernel = list(geometry.kernel_size) or [1]
+    pair = (entry, output) if geometry.transposed else (output, entry)
+    return (*pair, kernel, *taps(geometry))
+
+
+def pad_input(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """Apply a padding mode other than zeros to ``x``, which no kernel needs to know then."""
+    if geometry.padding_mode == "zeros":
+        return x, geometry
+    sides = [side for pair in reversed(geometry.padding) for side in pair]
+    return F.pad(x, sides, mode=geometry.padding_mode), geometry.without_padding()
+
+
+def weight_like(value: Tensor, geometry: Geometry) -> Tensor:
+    """Drop the one-tap dimension that stands for a Linear layer's missing kernel."""
+    return value.squeeze(-1) if geometry.is_linear else value
+
+
+def out_like(out: Tensor | None, geometry: Geometry) -> Tensor | None:
+    """The view of a user's buffer that the registered op writes."""
+    return out.unsqueeze(-1) if out is not None and geometry.is_linear else out

@@ -1,0 +1,197 @@
+"""Registration of ops with torch: one call gives an op its dispatch, fake, in-place form and gradient.
+
+An op computes one tensor. It is registered twice: ``lapkernels::name`` returns it, and
+``lapkernels::name_`` writes ``out <- decay * out + scale * value`` into a buffer. Its compiled kernels
+have that second form alone, so accumulation never needs a temporary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.kernels import compiled
+
+_library = torch.library.Library("lapkernels", "DEF")
+
+
+@dataclass(frozen=True)
+class Op:
+    """A registered op: its name, its specification in pure torch, and what it returns."""
+
+    name: str
+    reference: Callable[..., Tensor]
+    shape: Callable[..., Sequence[int]]
+
+    def __call__(
+        self, *arguments: Any, out: Tensor | None = None, decay: float = 1.0, scale: float = 1.0
+    ) -> Tensor:
+        """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
+        if out is None:
+            value = getattr(torch.ops.lapkernels, self.name)(*arguments)
+            return value if scale == 1.0 else value * scale
+        _check_out(out, self.shape(*arguments), _tensors(arguments)[0])
+        getattr(torch.ops.lapkernels, self.name + "_")(out, decay, scale, *arguments)
+        return out
+
+
+@dataclass(frozen=True)
+class ListUpdate:
+    """A registered op that changes a list of tensors in place."""
+
+    name: str
+    reference: Callable[..., None]
+
+    def __call__(self, *arguments: Any) -> None:
+        getattr(torch.ops.lapkernels, self.name)(*arguments)
+
+
+OPS: dict[str, Op | ListUpdate] = {}
+
+
+def register(
+    name: str,
+    arguments: str,
+    *,
+    reference: Callable[..., Tensor],
+    shape: Callable[..., Sequence[int]],
+    backward: Callable[..., Any] | None = None,
+    prefer_reference: Callable[..., bool] | None = None,
+) -> Op:
+    """Register ``lapkernels::name(arguments) -> Tensor`` and its accumulating form ``name_``.
+
+    ``reference(*arguments)`` is the specification, ``shape(*arguments)`` its result's shape.
+    ``backward(grad, *arguments, needs=...)`` returns one gradient (or None) an argument; without it
+    gradients come from differentiating the reference, exact at the reference's cost in memory.
+    ``prefer_reference(*arguments)`` says where torch's own library is faster than our kernel.
+    """
+    op = Op(name, reference, shape)
+    OPS[name] = op
+
+    def kernel_for(values: tuple[Any, ...]) -> Callable[..., None] | None:
+        slower = prefer_reference is not None and prefer_reference(*values)
+        return compiled(name, *_tensors(values), only_if_forced=slower)
+
+    def run(*values: Any) -> Tensor:
+        kernel = kernel_for(values)
+        if kernel is None:
+            return reference(*values)
+        out = _tensors(values)[0].new_empty(shape(*values))
+        kernel(out, 0.0, 1.0, *values)
+        return out
+
+    def run_into(out: Tensor, decay: float, scale: float, *values: Any) -> None:
+        kernel = kernel_for(values)
+        if kernel is not None:
+            kernel(out, decay, scale, *values)
+        elif decay == 0.0:
+            out.copy_(reference(*values) * scale)
+        else:
+            out.mul_(decay).add_(reference(*values), alpha=scale)
+
+    def fake(*values: Any) -> Tensor:
+        return _tensors(values)[0].new_empty(shape(*values))
+
+    _define(f"{name}({arguments}) -> Tensor", run, fake)
+    _define(
+        f"{name}_(Tensor(a!) out, float decay, float scale, {arguments}) -> ()", run_into, _nothing
+    )
+    torch.library.register_autograd(
+        f"lapkernels::{name}",
+        _saved_backward(backward or _reference_backward(reference)),
+        setup_context=_save,
+        lib=_library,
+    )
+    return op
+
+
+def register_list_update(
+    name: str, arguments: str, *, reference: Callable[..., None]
+) -> ListUpdate:
+    """Register ``lapkernels::name(arguments) -> ()``, which changes its first list in place."""
+    op = ListUpdate(name, reference)
+    OPS[name] = op
+
+    def run(*values: Any) -> None:
+        (compiled(name, *_tensors(values)) or reference)(*values)
+
+    _define(f"{name}({arguments}) -> ()", run, _nothing)
+    return op
+
+
+def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.partition("(")[0]
+    _library.define(schema)
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"lapkernels::{name}", fake, lib=_library)
+
+
+def _nothing(*values: Any) -> None:
+    """The fake of an op that returns nothing."""
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep every argument: tensors through autograd's own saving, the rest as they are."""
+    ctx.save_for_backward(*_tensors(inputs))
+    ctx.layout = [
+        len(value) if _is_tensor_list(value) else isinstance(value, Tensor) for value in inputs
+    ]
+    ctx.plain = [None if _tensors([value]) else value for value in inputs]
+
+
+def _saved_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+    def run(ctx: Any, grad: Tensor) -> Any:
+        saved = iter(ctx.saved_tensors)
+        values = []
+        for count, value in zip(ctx.layout, ctx.plain, strict=True):
+            if count is True:
+                values.append(next(saved))
+            elif count is False:
+                values.append(value)
+            else:
+                values.append([next(saved) for _ in range(count)])
+        return backward(grad, *values, needs=ctx.needs_input_grad)
+
+    return run
+
+
+def _reference_backward(reference: Callable[..., Tensor]) -> Callable[..., Any]:
+    def run(grad: Tensor, *values: Any, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        with torch.enable_grad():
+            fresh = [
+                value.detach().requires_grad_(needed) if isinstance(value, Tensor) else value
+                for value, needed in zip(values, needs, strict=True)
+            ]
+            wanted = [value for value, needed in zip(fresh, needs, strict=True) if needed]
+            found = iter(torch.autograd.grad(reference(*fresh), wanted, grad, allow_unused=True))
+        return tuple(next(found) if needed else None for needed in needs)
+
+    return run
+
+
+def _is_tensor_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
+
+
+def _tensors(values: Sequence[Any]) -> list[Tensor]:
+    """All tensors among the values, those in lists included."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif _is_tensor_list(value):
+            found.extend(value)
+    return found
+
+
+def _check_out(out: Tensor, shape: Sequence[int], like: Tensor) -> None:
+    if tuple(out.shape) != tuple(shape):
+        raise ValueError(f"out has shape {tuple(out.shape)}: {tuple(shape)} is needed")
+    if out.dtype != like.dtype or out.device != like.device:
+        raise ValueError(
+            f"out is {out.dtype} on {out.device}: {like.dtype} on {like.device} is needed"
+        )

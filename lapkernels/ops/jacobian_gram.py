@@ -1,0 +1,70 @@
+r"""Inner products of a sample's Jacobian columns: the joint predictive covariance.
+
+.. math:: C[n, v, v'] = \sum_{o, i, k} G_{n,v}[o, i, k] \, \sigma^2[o, i, k] \, G_{n,v'}[o, i, k]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lapkernels.ops._correlation import ARGUMENTS, canonical, jacobian, weight_shape
+from lapkernels.ops._library import register
+from lapkernels.ops.geometry import Geometry, channels_first, check_same, check_shape
+
+
+def jacobian_gram(
+    s: Tensor,
+    x: Tensor,
+    variance: Tensor,
+    geometry: Geometry,
+    *,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Covariance [N, V, V] that the weight's variance gives the columns ``s`` [V, N, O, *out].
+
+    With ``out`` the result is ``out <- decay * out + scale * C``: layers add up in place.
+    """
+    small, large, *rest = canonical(s, x, geometry)
+    check_same("x", x, variance=variance)
+    variance = variance.unsqueeze(-1) if geometry.is_linear else variance
+    kernel_size, groups = rest[0], rest[-1]
+    check_shape("variance", variance, weight_shape(small, large, kernel_size, groups))
+    return _op(small, large, variance, *rest, out=out, decay=decay, scale=scale)
+
+
+def jacobian_gram_bias(s: Tensor, variance: Tensor, geometry: Geometry) -> Tensor:
+    """The bias's share of the covariance, [N, V, V]."""
+    sums = channels_first(s, geometry, 2).flatten(3).sum(3).transpose(0, 1)
+    return (sums * variance) @ sums.mT
+
+
+def _reference(
+    small: Tensor,
+    large: Tensor,
+    variance: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    g = jacobian(small, large, kernel_size, stride, padding, dilation, groups).flatten(2)
+    return torch.einsum("vnp,p,wnp->nvw", g, variance.flatten(), g)
+
+
+def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:
+    columns = max(small.shape[0], large.shape[0])
+    return (small.shape[1], columns, columns)
+
+
+_op = register(
+    "jacobian_gram",
+    ARGUMENTS.replace("Tensor large,", "Tensor large, Tensor variance,"),
+    reference=_reference,
+    shape=_shape,
+)

@@ -1,0 +1,82 @@
+r"""Squared Jacobian columns weighted by a variance: the linearised predictive variance.
+
+.. math:: var[n, v] = \sum_{o, i, k} \sigma^2[o, i, k] \, G_{n,v}[o, i, k]^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lapkernels.ops._correlation import ARGUMENTS, canonical, jacobian, weight_shape
+from lapkernels.ops._library import register
+from lapkernels.ops._squared_backward import squared_backward
+from lapkernels.ops.geometry import Geometry, channels_first, check_same, check_shape
+
+
+def jacobian_squared_dot(
+    s: Tensor,
+    x: Tensor,
+    variance: Tensor,
+    geometry: Geometry,
+    *,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """Variance [N, V] that the weight's variance gives each column ``s`` [V, N, O, *out].
+
+    With ``out`` the result is ``out <- decay * out + scale * var``: layers add up in place.
+    """
+    small, large, *rest = canonical(s, x, geometry)
+    check_same("x", x, variance=variance)
+    variance = variance.unsqueeze(-1) if geometry.is_linear else variance
+    kernel_size, groups = rest[0], rest[-1]
+    check_shape("variance", variance, weight_shape(small, large, kernel_size, groups))
+    return _op(small, large, variance, *rest, out=out, decay=decay, scale=scale)
+
+
+def jacobian_squared_dot_bias(s: Tensor, variance: Tensor, geometry: Geometry) -> Tensor:
+    """The bias's share of the variance, [N, V]."""
+    sums = channels_first(s, geometry, 2).flatten(3).sum(3)
+    return (sums.square() @ variance).T
+
+
+def _reference(
+    small: Tensor,
+    large: Tensor,
+    variance: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    g = jacobian(small, large, kernel_size, stride, padding, dilation, groups)
+    return (g.square() * variance).flatten(2).sum(2).T
+
+
+def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:
+    return (small.shape[1], max(small.shape[0], large.shape[0]))
+
+
+def _backward(
+    grad: Tensor,
+    small: Tensor,
+    large: Tensor,
+    variance: Tensor,
+    *geometry: object,
+    needs: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    grads = squared_backward(small, large, variance, grad, geometry, needs)
+    return (*grads, None, None, None, None, None)
+
+
+_op = register(
+    "jacobian_squared_dot",
+    ARGUMENTS.replace("Tensor large,", "Tensor large, Tensor variance,"),
+    reference=_reference,
+    shape=_shape,
+    backward=_backward,
+)

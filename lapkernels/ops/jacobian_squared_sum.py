@@ -1,0 +1,81 @@
+r"""Sum of squared per-sample Jacobian columns: the exact diagonal of a layer's GGN.
+
+.. math:: D[o, i, k] = \sum_{n, v} G_{n,v}[o, i, k]^2, \qquad
+          G_{n,v}[o, i, k] = \sum_t S_{n,v}[o, t] \, X_n[i, k, t]
+
+with :math:`S_{n,v}` column v of the output Hessian's factor, back-propagated to the layer's output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lapkernels.ops._correlation import (
+    ARGUMENTS,
+    canonical,
+    jacobian,
+    out_like,
+    weight_like,
+    weight_shape,
+)
+from lapkernels.ops._library import register
+from lapkernels.ops._squared_backward import squared_backward
+from lapkernels.ops.geometry import Geometry, channels_first
+
+
+def jacobian_squared_sum(
+    s: Tensor,
+    x: Tensor,
+    geometry: Geometry,
+    *,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """D of the weight, of its shape.
+
+    ``s`` is [V, N, O, *out] and ``x`` [N, I, *in] ([V, N, ..., O] and [N, ..., I] for Linear).
+    With ``out`` the result is ``out <- decay * out + scale * D``, in place.
+    """
+    value = _op(
+        *canonical(s, x, geometry), out=out_like(out, geometry), decay=decay, scale=scale
+    )
+    return weight_like(value, geometry) if out is None else out
+
+
+def jacobian_squared_sum_bias(s: Tensor, geometry: Geometry) -> Tensor:
+    """D of the bias, [O]: sum over samples and columns of (sum_t S)²."""
+    return channels_first(s, geometry, 2).flatten(3).sum(3).square().sum((0, 1))
+
+
+def _reference(
+    small: Tensor,
+    large: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    g = jacobian(small, large, kernel_size, stride, padding, dilation, groups)
+    return g.square().sum((0, 1))
+
+
+def _shape(
+    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int
+) -> tuple[int, ...]:
+    return weight_shape(small, large, kernel_size, rest[-1])
+
+
+def _backward(
+    grad: Tensor, small: Tensor, large: Tensor, *geometry: object, needs: Sequence[bool]
+) -> tuple[Tensor | None, ...]:
+    small_grad, large_grad, _ = squared_backward(small, large, grad, None, geometry, needs)
+    return (small_grad, large_grad, None, None, None, None, None)
+
+
+_op = register(
+    "jacobian_squared_sum", ARGUMENTS, reference=_reference, shape=_shape, backward=_backward
+)

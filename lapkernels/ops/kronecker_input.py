@@ -1,0 +1,98 @@
+r"""Kronecker factor of a layer's input: second moments of its patches.
+
+expand: :math:`A = \sum_n \sum_t x_{n,t} x_{n,t}^T`, reduce: :math:`A = \sum_n \bar x_n \bar x_n^T`
+with :math:`\bar x_n = \sum_t x_{n,t}`, and :math:`x_{n,t}` column t of the unfolded input, one factor
+a group. Averages over samples or positions are a matter of ``scale``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lapkernels.ops._correlation import pad_input
+from lapkernels.ops._library import register
+from lapkernels.ops._patches import patches
+from lapkernels.ops.geometry import (
+    Geometry,
+    channels_first,
+    check_groups,
+    check_rank,
+    taps,
+)
+
+
+def kronecker_input(
+    x: Tensor,
+    geometry: Geometry,
+    *,
+    reduce: bool = False,
+    bias: bool = False,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """A [groups, I / groups * K, I / groups * K] of ``x`` [N, I, *in] ([N, ..., I] for Linear).
+
+    ``bias`` appends a one to every patch, for a factor of weight and bias together.
+    With ``out`` the result is ``out <- decay * out + scale * A``, in place.
+    """
+    check_rank("x", x, geometry, 1)
+    x, geometry = pad_input(x, geometry)
+    entry = channels_first(x, geometry, 1)
+    check_groups(entry.shape[1], "x", geometry.groups)
+    size = tuple(entry.shape[2:])
+    positions = list(size if geometry.is_linear else geometry.output_size(size))
+    if any(length < 0 for length in positions):
+        raise ValueError(f"x of spatial size {size} is smaller than the kernel's reach")
+    arguments = (entry, positions, list(geometry.kernel_size) or [1], *taps(geometry))
+    flags = (geometry.transposed, reduce, bias)
+    return _op(*arguments, *flags, out=out, decay=decay, scale=scale)
+
+
+def _reference(
+    x: Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    reduce: bool,
+    bias: bool,
+) -> Tensor:
+    rows = patches(x, output_size, kernel_size, stride, padding, dilation, groups, transposed)
+    if bias:
+        rows = torch.cat([rows, rows.new_ones(*rows.shape[:3], 1)], 3)
+    rows = rows.sum(2) if reduce else rows.transpose(1, 2).flatten(0, 1)
+    return torch.einsum("rga,rgb->gab", rows, rows)
+
+
+def _shape(
+    x: Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    reduce: bool,
+    bias: bool,
+) -> tuple[int, ...]:
+    features = x.shape[1] // groups
+    for k in kernel_size:
+        features *= k
+    return (groups, features + bias, features + bias)
+
+
+_op = register(
+    "kronecker_input",
+    "Tensor x, int[] output_size, int[] kernel_size, int[] stride, int[] padding, "
+    "int[] dilation, int groups, bool transposed, bool reduce, bool bias",
+    reference=_reference,
+    shape=_shape,
+)

@@ -1,0 +1,167 @@
+r"""Squared-kernel convolution with respect to the input: a diagonal M pushed through a layer.
+
+.. math:: m_{in}[i, u] = \varphi'(z[i, u])^2 \sum_{o, t} m_{out}[o, t]
+          \Big(\sum_{k : (t, k) \to u} W[o, i, k]\Big)^2
+
+The inner sum has more than one term only where a padding mode sends two taps to one input.
+The factor with :math:`\varphi'` is the activation that made the layer's input, if given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from lapkernels.ops._correlation import library_input
+from lapkernels.ops._library import register
+from lapkernels.ops._padding import fold_padding
+from lapkernels.ops.geometry import (
+    Geometry,
+    channels_first,
+    check_rank,
+    check_same,
+    check_shape,
+    spatial_size,
+    taps,
+)
+from lapkernels.ops.squared_derivative import check_activation, derivative_squared
+
+_CONV = (F.conv1d, F.conv2d, F.conv3d)
+_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
+
+
+def squared_conv_input(
+    m: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    geometry: Geometry,
+    *,
+    z: Tensor | None = None,
+    activation: str = "identity",
+    slope: float = 0.0,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """m at the layer's input, [N, I, *in], from ``m`` [N, O, *out] and the layer's ``weight``.
+
+    ``input_size`` is the spatial size of the input (its positions, for Linear). With an
+    ``activation`` the result is multiplied by its squared derivative at ``z`` (of the input's
+    shape): see :func:`lapkernels.ops.squared_derivative`.
+    With ``out`` the result is ``out <- decay * out + scale * m``, in place.
+    """
+    size = tuple(input_size)
+    check_activation(activation)
+    check_rank("m", m, geometry, 1)
+    check_same("m", m, weight=weight, z=z)
+    if weight.dim() != 2 + len(geometry.kernel_size):
+        raise ValueError(f"weight has shape {tuple(weight.shape)}: wrong number of dimensions")
+    check_shape("weight", weight, (*weight.shape[:2], *geometry.kernel_size))
+    geometry.check_pair(size, spatial_size(m, geometry, 1))
+    channels = weight.shape[1] * geometry.groups
+    o, i = (channels, weight.shape[0]) if geometry.transposed else (weight.shape[0], channels)
+    if m.shape[-1 if geometry.is_linear else 1] != o:
+        raise ValueError(f"m has shape {tuple(m.shape)}, but the weight makes {o} channels")
+    shape = (m.shape[0], *size, i) if geometry.is_linear else (m.shape[0], i, *size)
+    if (activation != "identity") != (z is not None):
+        raise ValueError("z and an activation other than 'identity' go together")
+    if z is not None:
+        check_shape("z", z, shape)
+    if geometry.padding_mode != "zeros":
+        value = fold_padding(m, weight, size, geometry, _op)
+        if z is not None:
+            value = value * derivative_squared(z, activation, slope)
+        return value * scale if out is None else out.mul_(decay).add_(value, alpha=scale)
+    kernel = weight.unsqueeze(-1) if geometry.is_linear else weight
+    flat = [m.shape[1:-1].numel()] if geometry.is_linear else list(size)
+    z = None if z is None else channels_first(z, geometry, 1)
+    entry = channels_first(m, geometry, 1)
+    arguments = (entry, kernel, flat, *taps(geometry), geometry.transposed, z, activation, slope)
+    if geometry.is_linear:
+        if out is not None:
+            check_shape("out", out, shape)
+            _op(*arguments, out=channels_first(out, geometry, 1), decay=decay, scale=scale)
+            return out
+        return _op(*arguments, scale=scale).transpose(1, 2).reshape(shape)
+    return _op(*arguments, out=out, decay=decay, scale=scale)
+
+
+def _reference(
+    m: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    z: Tensor | None,
+    activation: str,
+    slope: float,
+) -> Tensor:
+    dims = len(input_size)
+    square = weight.square()
+    kernel = weight.shape[2:]
+    if 0 in (*m.shape, *weight.shape, *input_size):
+        value = m.new_zeros(_shape(m, weight, input_size, stride, padding, dilation, groups, transposed))
+    elif transposed:
+        entry, symmetric = library_input(m, input_size, kernel, stride, padding, dilation)
+        value = _CONV[dims - 1](entry, square, None, stride, symmetric, dilation, groups)
+    else:
+        value = _transpose(m, square, input_size, stride, padding, dilation, groups)
+    return value if z is None else value * derivative_squared(z, activation, slope)
+
+
+def _transpose(
+    m: Tensor,
+    square: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Transposed convolution whose result has ``input_size``, whatever the padding after it was."""
+    dims = len(input_size)
+    extra = [
+        size - ((t - 1) * step - 2 * pad + spread * (k - 1) + 1)
+        for size, t, step, pad, spread, k in zip(
+            input_size, m.shape[2:], stride, padding, dilation, square.shape[2:], strict=True
+        )
+    ]
+    conv = _CONV_TRANSPOSE[dims - 1]
+    if all(0 <= e < max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
+        return conv(m, square, None, stride, padding, extra, groups, dilation)
+    full = conv(m, square, None, stride, 0, 0, groups, dilation)
+    sides = [
+        side
+        for d in reversed(range(dims))
+        for side in (-padding[d], input_size[d] + padding[d] - full.shape[2 + d])
+    ]
+    return F.pad(full, sides)
+
+
+def _shape(
+    m: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    *rest: object,
+) -> tuple[int, ...]:
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    return (m.shape[0], channels, *input_size)
+
+
+_op = register(
+    "squared_conv_input",
+    "Tensor m, Tensor weight, int[] input_size, int[] stride, int[] padding, int[] dilation, "
+    "int groups, bool transposed, Tensor? z, str activation, float slope",
+    reference=_reference,
+    shape=_shape,
+)

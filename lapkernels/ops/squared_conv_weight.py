@@ -1,0 +1,82 @@
+r"""Squared-kernel convolution with respect to the weight: a diagonal M pushed onto the parameters.
+
+.. math:: D[o, i, k] = \sum_n \sum_t m_n[o, t] \, X_n[i, k, t]^2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lapkernels.ops._correlation import (
+    ARGUMENTS,
+    canonical,
+    library_input,
+    out_like,
+    weight_like,
+    weight_shape,
+)
+from lapkernels.ops._library import register
+from lapkernels.ops.geometry import Geometry, channels_first
+
+
+def squared_conv_weight(
+    m: Tensor,
+    x: Tensor,
+    geometry: Geometry,
+    *,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """D of the weight, of its shape, from ``m`` [N, O, *out] and ``x`` [N, I, *in].
+
+    For Linear the tensors are [N, ..., O] and [N, ..., I].
+    With ``out`` the result is ``out <- decay * out + scale * D``, in place.
+    """
+    arguments = (*canonical(m.unsqueeze(0), x, geometry), geometry.transposed)
+    value = _op(*arguments, out=out_like(out, geometry), decay=decay, scale=scale)
+    return weight_like(value, geometry) if out is None else out
+
+
+def squared_conv_bias(m: Tensor, geometry: Geometry) -> Tensor:
+    """D of the bias, [O]: ``m`` [N, O, *out] summed over samples and positions."""
+    return channels_first(m, geometry, 1).flatten(2).sum((0, 2))
+
+
+def _reference(
+    small: Tensor,
+    large: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    square_small: bool,
+) -> Tensor:
+    small, large = small[0], large[0]
+    small, large = (small.square(), large) if square_small else (small, large.square())
+    weight = small.new_zeros(small.shape[1], large.shape[1] // groups, *kernel_size)
+    if 0 in (*small.shape, *large.shape):
+        return weight
+    taps = (kernel_size, stride, padding, dilation)
+    entry, symmetric = library_input(large, small.shape[2:], *taps)
+    mask = [False, True, False]
+    shape = (stride, symmetric, dilation, False, [0] * len(kernel_size), groups, mask)
+    return torch.ops.aten.convolution_backward(small, entry, weight, None, *shape)[1]
+
+
+def _shape(
+    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int
+) -> tuple[int, ...]:
+    return weight_shape(small, large, kernel_size, rest[-2])
+
+
+_op = register(
+    "squared_conv_weight",
+    ARGUMENTS + ", bool square_small",
+    reference=_reference,
+    shape=_shape,
+)

@@ -1,0 +1,86 @@
+r"""A diagonal M pushed back through an elementwise activation: :math:`m \, \varphi'(z)^2`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lapkernels.ops._library import register
+from lapkernels.ops.geometry import check_same, check_shape
+
+
+def _numeric(function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
+    """phi' by autograd; the activation is elementwise, so one vjp with ones is its derivative."""
+
+    def derivative(z: Tensor, slope: float) -> Tensor:
+        return torch.func.vjp(lambda v: function(v, slope), z)[1](torch.ones_like(z))[0]
+
+    return derivative
+
+
+# phi' as a function of z; `slope` is LeakyReLU's slope, ELU's alpha or Softplus's beta.
+_DERIVATIVES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "identity": lambda z, slope: torch.ones_like(z),
+    "given": lambda z, slope: z,
+    "relu": lambda z, slope: (z > 0).to(z.dtype),
+    "leaky_relu": lambda z, slope: torch.where(z > 0, 1.0, slope).to(z.dtype),
+    "elu": _numeric(F.elu),
+    "tanh": lambda z, slope: 1 - z.tanh().square(),
+    "sigmoid": lambda z, slope: z.sigmoid() * (1 - z.sigmoid()),
+    "softplus": lambda z, slope: (slope * z).sigmoid(),
+    "silu": _numeric(lambda z, slope: F.silu(z)),
+    "gelu": _numeric(lambda z, slope: F.gelu(z)),
+}
+ACTIVATIONS = tuple(_DERIVATIVES)
+
+
+def squared_derivative(
+    m: Tensor,
+    z: Tensor,
+    activation: str,
+    slope: float = 0.0,
+    *,
+    out: Tensor | None = None,
+    decay: float = 1.0,
+    scale: float = 1.0,
+) -> Tensor:
+    """``m * phi'(z)²`` for tensors of one shape, in one pass.
+
+    ``activation`` is one of ``ACTIVATIONS``; ``given`` takes ``z`` itself as the derivative.
+    ``slope`` is LeakyReLU's negative slope, ELU's alpha or Softplus's beta.
+    With ``out`` the result is ``out <- decay * out + scale * value``, in place.
+    """
+    check_activation(activation)
+    check_same("m", m, z=z)
+    check_shape("z", z, m.shape)
+    return _op(m, z, activation, slope, out=out, decay=decay, scale=scale)
+
+
+def check_activation(activation: str) -> None:
+    """Raise unless the activation is one whose derivative is known."""
+    if activation not in _DERIVATIVES:
+        raise ValueError(f"activation={activation!r} must be one of {ACTIVATIONS}")
+
+
+def derivative_squared(z: Tensor, activation: str, slope: float) -> Tensor:
+    """phi'(z)², in plain torch."""
+    return _DERIVATIVES[activation](z, slope).square()
+
+
+def _reference(m: Tensor, z: Tensor, activation: str, slope: float) -> Tensor:
+    return m * derivative_squared(z, activation, slope)
+
+
+def _shape(m: Tensor, *rest: object) -> Sequence[int]:
+    return m.shape
+
+
+_op = register(
+    "squared_derivative",
+    "Tensor m, Tensor z, str activation, float slope",
+    reference=_reference,
+    shape=_shape,
+)
