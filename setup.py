@@ -1,0 +1,168 @@
+"""Builds `lapkernels/_native`, one shared library of all compiled kernels.
+
+The package works without the library (the reference backend serves every op), so nothing that goes
+wrong here fails an installation: what happened is written to `lapkernels/_build.json`, which
+`python -m lapkernels info` shows. Two environment variables change that:
+
+    LAPKERNELS_NO_EXTENSION=1        do not compile anything
+    LAPKERNELS_REQUIRE_EXTENSION=1   fail if the library cannot be built
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+try:
+    import torch
+    from torch.utils import cpp_extension
+except ImportError as error:
+    torch = None
+    cpp_extension = None
+    TORCH_MISSING = f"torch cannot be imported by the build: {error}"
+else:
+    TORCH_MISSING = None
+
+ROOT = Path(__file__).parent.resolve()
+BuildExtension: type[Any] = cpp_extension.BuildExtension if cpp_extension else build_ext
+
+# 0x020a...: use nothing newer than the stable ABI of torch 2.10.
+DEFINES = ["-DTORCH_TARGET_VERSION=0x020a000000000000"]
+# No -march: the sources choose AVX-512, AVX2 or baseline at run time, so the binary runs anywhere.
+# -g0 undoes the -g that many Pythons pass on to their extensions.
+CXX_FLAGS = [
+    "-std=c++20",
+    "-O3",
+    "-g0",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+]
+NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler=-fvisibility=hidden"]
+
+
+def sources(pattern: str) -> list[str]:
+    """Paths relative to the project, as setuptools wants them, in an order that does not vary."""
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def requested(variable: str) -> bool:
+    """Whether an environment variable asks for something."""
+    return os.environ.get(variable, "0") not in ("", "0")
+
+
+def cxx_compiler() -> str:
+    """The C++ compiler that setuptools will call."""
+    command = os.environ.get("CXX") or sysconfig.get_config_var("CXX") or "c++"
+    return shlex.split(command)[0]
+
+
+def builds_cuda() -> bool:
+    """Whether there are CUDA sources, an nvcc, and a torch that could run the result."""
+    return bool(
+        torch is not None
+        and torch.version.cuda
+        and cpp_extension.CUDA_HOME  # pyright: ignore[reportOptionalMemberAccess]
+        and sources("csrc/cuda/*.cu")
+    )
+
+
+def reason_not_to_build() -> str | None:
+    """Why compiling should not even be tried, or None."""
+    if requested("LAPKERNELS_NO_EXTENSION"):
+        return "LAPKERNELS_NO_EXTENSION was set during installation"
+    if TORCH_MISSING is not None:
+        return TORCH_MISSING
+    if os.name == "nt":
+        return "the kernels have no Windows build yet"
+    if not sources("csrc/cpu/*.cpp"):
+        return "there are no sources in csrc/cpu"
+    if shutil.which(cxx_compiler()) is None:
+        return f"the C++ compiler {cxx_compiler()!r} was not found"
+    return None
+
+
+def native_extension() -> Extension:
+    """The one extension; without torch only its name counts, since nothing is compiled."""
+    if cpp_extension is None:
+        return Extension("lapkernels._native", sources=[])
+    cuda = builds_cuda()
+    # The stable ABI hides the CUDA stream functions of its headers behind USE_CUDA.
+    defines = [*DEFINES, *(["-DUSE_CUDA", "-DLAPKERNELS_WITH_CUDA"] if cuda else [])]
+    make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
+    return make(
+        "lapkernels._native",
+        sources("csrc/cpu/*.cpp") + (sources("csrc/cuda/*.cu") if cuda else []),
+        include_dirs=[str(ROOT / "csrc")],
+        depends=[*sources("csrc/**/*.h"), *sources("csrc/**/*.cuh"), "setup.py"],
+        extra_compile_args={"cxx": CXX_FLAGS + defines, "nvcc": NVCC_FLAGS + defines},
+        # The library has no Python in it, so one file serves every Python version.
+        py_limited_api=True,
+    )
+
+
+class BuildNative(BuildExtension):
+    """Builds the library if it can, and writes down what happened either way."""
+
+    def run(self) -> None:
+        reason = reason_not_to_build()
+        if reason is None:
+            try:
+                super().run()
+            except Exception as error:
+                if requested("LAPKERNELS_REQUIRE_EXTENSION"):
+                    raise
+                reason = f"compilation failed: {error}"
+        if reason is not None:
+            if requested("LAPKERNELS_REQUIRE_EXTENSION"):
+                raise SystemExit(f"lapkernels: LAPKERNELS_REQUIRE_EXTENSION is set, but {reason}")
+            self.leave_out(reason)
+        self.write_record(reason)
+
+    def leave_out(self, reason: str) -> None:
+        """Goes on without the library: also without one left by an earlier build."""
+        for folder in self.package_folders():
+            for stale in folder.glob("_native*.so"):
+                stale.unlink()
+        self.extensions = []
+        print(
+            f"lapkernels: installing without compiled kernels ({reason}). "
+            "Everything works on the reference backend, but more slowly.",
+            file=sys.stderr,
+        )
+
+    def package_folders(self) -> list[Path]:
+        """Where the package is being put together: the build folder, the source tree, or both."""
+        in_place = self.inplace or getattr(self, "editable_mode", False)
+        return [Path(self.build_lib) / "lapkernels", *([ROOT / "lapkernels"] if in_place else [])]
+
+    def write_record(self, reason: str | None) -> None:
+        """Writes the record of this build beside the library it describes."""
+        record = {
+            "success": reason is None,
+            "reason": reason,
+            "compiler": cxx_compiler(),
+            "flags": CXX_FLAGS + DEFINES,
+            "cuda": reason is None and builds_cuda(),
+            "torch": None if torch is None else torch.__version__,
+        }
+        folder = self.package_folders()[-1]
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "_build.json").write_text(json.dumps(record, indent=2) + "\n")
+
+
+setup(
+    ext_modules=[native_extension()],
+    cmdclass={"build_ext": BuildNative},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+)
