@@ -1,0 +1,180 @@
+"""The choice between the compiled kernel and the reference.
+
+The library is replaced by a pretended one, so that the tests say the same with and without it.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lapkernels.kernels import BACKENDS, compiled, current_backend, report, selector, use_backend
+from lapkernels.kernels.native import Native, load
+
+
+def kernel(*arguments: Any) -> None:
+    """Stands for a compiled op."""
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, native: Native, **ops: Callable[..., Any]) -> None:
+    monkeypatch.setattr(selector, "NATIVE", native)
+    monkeypatch.setattr(selector, "_native_op", ops.get)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with the one op `known`."""
+    pretend(monkeypatch, Native(Path("_native.abi3.so"), None), known=kernel)
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, Native(None, "it was left out"))
+
+
+@pytest.fixture(autouse=True)
+def auto_backend() -> Iterator[None]:
+    selector._warn_that_reference_serves.cache_clear()
+    with use_backend("auto"):
+        yield
+    selector._warn_that_reference_serves.cache_clear()
+
+
+def test_call_sets_and_block_restores() -> None:
+    use_backend("reference")
+    assert current_backend() == "reference"
+    with use_backend("cpp"):
+        assert current_backend() == "cpp"
+        with use_backend("auto"):
+            assert current_backend() == "auto"
+        assert current_backend() == "cpp"
+    assert current_backend() == "reference"
+
+
+def test_block_restores_after_an_error() -> None:
+    with pytest.raises(KeyError), use_backend("cpp"):
+        raise KeyError
+    assert current_backend() == "auto"
+
+
+def test_unknown_backend_names_the_valid_ones() -> None:
+    with pytest.raises(ValueError, match="'fortran'.*" + ", ".join(BACKENDS)):
+        use_backend("fortran")
+    assert current_backend() == "auto"
+
+
+def test_a_thread_does_not_see_the_block_of_another() -> None:
+    entered, checked = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with use_backend("reference"):
+            entered.set()
+            checked.wait(timeout=30)
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    try:
+        assert entered.wait(timeout=30)
+        assert current_backend() == "auto"
+    finally:
+        checked.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("backend", ["auto", "cpp"])
+@pytest.mark.usefixtures("library")
+def test_compiled_serves(backend: str, dtype: torch.dtype) -> None:
+    x = torch.ones(2, dtype=dtype)
+    with use_backend(backend):
+        assert compiled("known", x, None, x) is kernel
+
+
+@pytest.mark.usefixtures("library")
+def test_reference_forced_means_no_kernel() -> None:
+    with use_backend("reference"):
+        assert compiled("known", torch.ones(2)) is None
+
+
+@pytest.mark.usefixtures("library")
+def test_only_if_forced() -> None:
+    x = torch.ones(2)
+    assert compiled("known", x, only_if_forced=True) is None
+    with use_backend("cpp"):
+        assert compiled("known", x, only_if_forced=True) is kernel
+
+
+UNSUITABLE = [
+    ("known", [torch.ones(2, dtype=torch.float16)], "dtype torch.float16"),
+    ("known", [torch.ones(2, dtype=torch.int64)], "dtype torch.int64"),
+    ("known", [torch.ones(2), torch.ones(2, dtype=torch.float64)], "torch.float64 are mixed"),
+    ("known", [torch.ones(2), torch.ones(2, device="meta")], "on meta"),
+    ("unknown", [torch.ones(2)], "no kernel of that name"),
+]
+
+
+@pytest.mark.parametrize(("op", "tensors", "reason"), UNSUITABLE)
+@pytest.mark.usefixtures("library")
+def test_unsuitable_arguments(op: str, tensors: list[torch.Tensor], reason: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert compiled(op, *tensors) is None
+    with use_backend("cpp"), pytest.raises(RuntimeError, match=f"cannot serve {op}: .*{reason}"):
+        compiled(op, *tensors)
+
+
+@pytest.mark.usefixtures("no_library")
+def test_missing_library_warns_once() -> None:
+    with pytest.warns(UserWarning, match="it was left out") as caught:
+        assert compiled("known", torch.ones(2)) is None
+        assert compiled("other", torch.ones(2)) is None
+    assert len(caught) == 1
+
+
+@pytest.mark.usefixtures("no_library")
+def test_missing_library_raises_when_forced() -> None:
+    with use_backend("cpp"), pytest.raises(RuntimeError, match="known: it was left out"):
+        compiled("known", torch.ones(2))
+
+
+@pytest.mark.usefixtures("library")
+@pytest.mark.parametrize(
+    ("backend", "serving"),
+    [
+        ("auto", {"known": "cpp", "unknown": "reference"}),
+        ("reference", {"known": "reference", "unknown": "reference"}),
+        ("cpp", {"known": "cpp", "unknown": None}),
+    ],
+)
+def test_report(backend: str, serving: dict[str, str | None]) -> None:
+    with use_backend(backend):
+        rows = [row for row in report(serving) if row.device == "cpu"]
+    assert {row.op: row.backend for row in rows} == serving
+    for row in rows:
+        assert set(row.reasons) == {"cpp", "reference"} - {row.backend}
+        assert all(row.reasons.values())
+
+
+def test_load_reports_a_library_that_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAPKERNELS_NO_NATIVE", raising=False)
+    (tmp_path / "_native.abi3.so").write_text("not a library")
+    native = load(tmp_path)
+    assert native.path is None
+    assert native.reason is not None and "could not be loaded" in native.reason
+
+
+def test_load_repeats_the_reason_of_the_build(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAPKERNELS_NO_NATIVE", raising=False)
+    assert load(tmp_path) == Native(None, "the compiled library was never built")
+    (tmp_path / "_build.json").write_text('{"success": false, "reason": "no compiler"}')
+    assert load(tmp_path) == Native(None, "no compiler")

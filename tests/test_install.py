@@ -1,0 +1,92 @@
+"""The package as installed: the command line, and life without the compiled library."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lapkernels.kernels import NATIVE
+from lapkernels.ops import OPS
+
+needs_library = pytest.mark.skipif(
+    NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}"
+)
+
+# Uses ops twice through the selector, so that a second warning would show.
+FIRST_USE = """
+import warnings
+warnings.simplefilter("always")
+with warnings.catch_warnings(record=True) as at_import:
+    warnings.simplefilter("always")
+    import lapkernels as lk
+    import torch
+    from lapkernels.kernels import compiled
+assert not [w for w in at_import if "lapkernels" in str(w.message)], "warned at import"
+with warnings.catch_warnings(record=True) as at_use:
+    warnings.simplefilter("always")
+    z = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
+    for name in ("{op}", "{op}", "another"):
+        assert compiled(name, z) is None
+print(sum("reference backend" in str(w.message) for w in at_use), "warnings")
+print(at_use[0].message if at_use else "")
+"""
+
+
+def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs this Python with changed environment variables and returns what it printed."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("LAPKERNELS_")}
+    return subprocess.run(
+        [sys.executable, *arguments], env=kept | environment, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize("hidden", ["0", "1"])
+def test_info_lists_every_op(hidden: str) -> None:
+    result = run_python("-m", "lapkernels", "info", LAPKERNELS_NO_NATIVE=hidden)
+    assert result.returncode == 0, result.stderr
+    rows = {line.split()[0]: line for line in result.stdout.splitlines() if line.strip()}
+    assert OPS and set(OPS) <= set(rows)
+    for fact in ("lapkernels", "torch", "machine", "SIMD", "build"):
+        assert fact in rows
+    if hidden == "1":
+        assert all("LAPKERNELS_NO_NATIVE is set" in rows[op] for op in OPS)
+
+
+@needs_library
+def test_info_shows_the_simd_level() -> None:
+    result = run_python("-m", "lapkernels", "info")
+    (line,) = [line for line in result.stdout.splitlines() if line.startswith("SIMD level")]
+    assert line.split()[-1] in {"avx512", "avx2", "baseline"}
+
+
+def test_unknown_command_is_refused() -> None:
+    result = run_python("-m", "lapkernels", "inform")
+    assert result.returncode == 2
+    assert "invalid choice" in result.stderr
+
+
+def test_without_the_library_warns_once_at_first_use() -> None:
+    script = FIRST_USE.format(op=next(iter(OPS)))
+    result = run_python("-c", script, LAPKERNELS_NO_NATIVE="1")
+    assert result.returncode == 0, result.stderr
+    count, message = result.stdout.split("\n", 1)
+    assert count == "1 warnings"
+    assert "LAPKERNELS_NO_NATIVE is set" in message
+    assert "pip install" in message
+
+
+def test_reference_by_choice_does_not_warn() -> None:
+    script = FIRST_USE.format(op=next(iter(OPS)))
+    result = run_python("-c", script, LAPKERNELS_NO_NATIVE="1", LAPKERNELS_BACKEND="reference")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith("0 warnings")
+
+
+def test_unknown_backend_in_the_environment_is_refused() -> None:
+    result = run_python("-c", "import lapkernels", LAPKERNELS_BACKEND="fortran")
+    assert result.returncode != 0
+    assert "LAPKERNELS_BACKEND: unknown backend 'fortran'" in result.stderr
+    assert "auto, reference, cpp" in result.stderr

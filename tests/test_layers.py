@@ -1,0 +1,131 @@
+"""The layers of the package: no module imports from a layer above its own."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import lapkernels
+
+# From the top down. `__init__` is the package's own front.
+LAYERS: tuple[frozenset[str], ...] = (
+    frozenset({"__init__", "__main__", "info", "demo"}),
+    frozenset({"laplace", "variational", "autoencoder", "l2m"}),
+    frozenset({"curvature"}),
+    frozenset({"rules"}),
+    frozenset({"ops"}),
+    frozenset({"kernels"}),
+)
+
+
+def depth(part: str) -> int:
+    """How far down a module or subpackage lies; the front is 0."""
+    for level, names in enumerate(LAYERS):
+        if part in names:
+            return level
+    raise AssertionError(f"{part} belongs to no layer: add it to LAYERS")
+
+
+def parts_of(package: Path) -> set[str]:
+    """The modules and subpackages directly inside a package."""
+    return {path.parent.name for path in package.glob("*/*.py")} | {
+        path.stem for path in package.glob("*.py")
+    }
+
+
+def imported(source: Path, package: Path) -> Iterator[tuple[int, str]]:
+    """Line and part of each import from the package, also inside functions and relative ones."""
+    parts = parts_of(package)
+    own = source.relative_to(package.parent).with_suffix("").parts
+    for node in ast.walk(ast.parse(source.read_text())):
+        if isinstance(node, ast.Import):
+            targets = [alias.name.split(".") for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            # One dot is the folder of the file itself.
+            folder = list(own[: len(own) - node.level]) if node.level else []
+            base = folder + (node.module.split(".") if node.module else [])
+            targets = [[*base, alias.name] for alias in node.names]
+        else:
+            continue
+        for root, *rest in targets:
+            if root == package.name:
+                # A name that is no part of the package comes out of its __init__.
+                yield node.lineno, rest[0] if rest and rest[0] in parts else "__init__"
+
+
+def violations(package: Path) -> list[str]:
+    """One line for each import of a package folder that points upwards."""
+    found = []
+    for source in sorted(package.rglob("*.py")):
+        own = source.relative_to(package).parts[0].removesuffix(".py")
+        for line, part in imported(source, package):
+            if depth(part) < depth(own):
+                found.append(f"{source.relative_to(package)}:{line} ({own}) imports {part}")
+    return found
+
+
+def test_no_layer_imports_one_above_it() -> None:
+    package = Path(lapkernels.__file__).parent
+    checked = [source for source in package.rglob("*.py") if any(imported(source, package))]
+    assert checked, "no file of the package imports from the package: nothing was checked"
+    assert violations(package) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "target"),
+    [
+        ("import toy.curvature", "curvature"),
+        ("import toy.curvature.diag as d", "curvature"),
+        ("from toy import curvature", "curvature"),
+        ("from toy.curvature import diag", "curvature"),
+        ("from ..curvature.diag import f", "curvature"),
+        ("from .. import curvature", "curvature"),
+        ("def f():\n    from toy import curvature", "curvature"),
+        ("import toy", "__init__"),
+        ("from toy import use_backend", "__init__"),
+    ],
+)
+def test_checker_reports_an_upward_import(tmp_path: Path, statement: str, target: str) -> None:
+    package = toy_package(tmp_path)
+    (package / "ops" / "conv.py").write_text(statement + "\n")
+    (problem,) = violations(package)
+    assert problem.startswith("ops/conv.py:")
+    assert problem.endswith(f"imports {target}")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import torch, os.path",
+        "from toy.kernels import compiled",
+        "from toy import kernels",
+        "from . import geometry",
+        "from .geometry import Geometry",
+        "from ..kernels import compiled",
+        "from curvature import diag",
+    ],
+)
+def test_checker_allows_imports_downwards_and_sideways(tmp_path: Path, statement: str) -> None:
+    package = toy_package(tmp_path)
+    (package / "ops" / "conv.py").write_text(statement + "\n")
+    assert violations(package) == []
+
+
+def test_checker_refuses_a_module_of_no_layer(tmp_path: Path) -> None:
+    package = toy_package(tmp_path)
+    (package / "misc.py").write_text("from toy import kernels\n")
+    with pytest.raises(AssertionError, match="misc belongs to no layer"):
+        violations(package)
+
+
+def toy_package(folder: Path) -> Path:
+    package = folder / "toy"
+    for part in ("curvature", "ops", "kernels"):
+        (package / part).mkdir(parents=True)
+        (package / part / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("from toy import ops\n")
+    (package / "ops" / "geometry.py").write_text("")
+    return package
