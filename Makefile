@@ -1,0 +1,57 @@
+# The same commands for people and for CI. Everything happens in a virtual environment of its own;
+# VENV, PYTHON and TORCH may be overridden, and ARGS goes to pytest, the demo or the benchmarks.
+PYTHON ?= python3
+VENV ?= .venv
+# Named exactly: with no torch installed, a looser requirement downloads gigabytes of CUDA packages.
+TORCH ?= torch==2.13.0
+ARGS ?=
+
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.lapkernels-installed
+LIBRARY := lapkernels/_native.abi3.so
+NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
+
+.PHONY: demo test lint format bench clean venv
+.DEFAULT_GOAL := test
+
+venv: $(LIBRARY)
+
+# Installs without compiling; the next rule compiles, once, and shows the compiler's messages.
+$(INSTALLED): pyproject.toml setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet $(TORCH)
+	$(BIN)/pip install --quiet numpy 'setuptools>=77' wheel ninja
+	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
+		$(BIN)/pip install --quiet --no-build-isolation -e '.[test,demo,lint]'
+	touch $@
+
+# Without a compiler the target stays absent and the reference backend serves.
+$(LIBRARY): setup.py $(filter csrc/%,$(NATIVE_SOURCES)) | $(INSTALLED)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
+
+demo: venv
+	$(BIN)/python -m lapkernels demo $(ARGS)
+
+test: venv
+	$(BIN)/python -m pytest -n 2 -q $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright --pythonpath $(BIN)/python
+	$(if $(NATIVE_SOURCES),$(BIN)/clang-format --dry-run -Werror $(NATIVE_SOURCES))
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(if $(NATIVE_SOURCES),$(BIN)/clang-format -i $(NATIVE_SOURCES))
+
+# The other packages a benchmark compares with are installed by hand: see CONTRIBUTING.md.
+bench: venv
+	$(BIN)/pip install --quiet --no-build-isolation -e '.[bench]'
+	$(BIN)/python -m pytest benchmarks -q $(ARGS)
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks
+	rm -f lapkernels/_native*.so lapkernels/_build.json
+	find lapkernels tests -name __pycache__ -type d -prune -exec rm -rf {} +
