@@ -20,7 +20,7 @@ venv: $(LIBRARY)
 $(INSTALLED): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet numpy 'setuptools>=77' wheel ninja
+	$(BIN)/pip install --quiet numpy setuptools wheel ninja
 	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
 		$(BIN)/pip install --quiet --no-build-isolation -e '.[test,demo,lint]'
 	touch $@
