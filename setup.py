@@ -122,7 +122,9 @@ class BuildNative(BuildExtension):
             except Exception as error:
                 if requested("LAPKERNELS_REQUIRE_EXTENSION"):
                     raise
-                reason = f"compilation failed (pip install -v shows the compiler's messages): {error}"
+                reason = (
+                    f"compilation failed (pip install -v shows the compiler's messages): {error}"
+                )
         if reason is not None:
             if requested("LAPKERNELS_REQUIRE_EXTENSION"):
                 raise SystemExit(f"lapkernels: LAPKERNELS_REQUIRE_EXTENSION is set, but {reason}")
