@@ -101,9 +101,9 @@ def jacobian(
     """
     dims = len(kernel_size)
     view = windows(large, small.shape[3:], kernel_size, stride, padding, dilation)
-    columns = max(small.shape[0], large.shape[0])
+    columns = column_count(small, large)
     samples = small.shape[1]
-    a = small.reshape(small.shape[0], samples, groups, -1, small.shape[3:].numel())
+    a = small.unflatten(2, (groups, small.shape[2] // groups)).flatten(4)
     a = a.expand(columns, *a.shape[1:])
     b = view.unflatten(2, (groups, large.shape[2] // groups)).flatten(4, 3 + dims)
     b = b.flatten(5).expand(columns, *b.shape[1:4], -1, -1)
@@ -111,6 +111,11 @@ def jacobian(
     return g.reshape(
         columns, samples, small.shape[2], large.shape[2] // groups, *kernel_size
     )
+
+
+def column_count(small: Tensor, large: Tensor) -> int:
+    """V: of the two tensors the one that does not depend on the column has a single entry."""
+    return large.shape[0] if small.shape[0] == 1 else small.shape[0]
 
 
 def weight_shape(

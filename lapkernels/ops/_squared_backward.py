@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import jacobian
+from lapkernels.ops._correlation import column_count, jacobian
 
 # Bytes of Jacobian columns held at once while differentiating.
 _CHUNK_BYTES = 1 << 24
@@ -31,7 +31,7 @@ def squared_backward(
     large_grad = torch.empty_like(large) if needs[1] else None
     wants_variance = len(needs) > 2 and bool(needs[2])
     variance_grad = torch.zeros_like(variance) if wants_variance else None
-    samples, columns = small.shape[1], max(small.shape[0], large.shape[0])
+    samples, columns = small.shape[1], column_count(small, large)
     sample_bytes = max(1, columns * variance.numel() * small.element_size())
     step = max(1, _CHUNK_BYTES // sample_bytes)
     for start in range(0, samples, step):

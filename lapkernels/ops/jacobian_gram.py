@@ -10,7 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import ARGUMENTS, canonical, jacobian, weight_shape
+from lapkernels.ops._correlation import (
+    ARGUMENTS,
+    canonical,
+    column_count,
+    jacobian,
+    weight_shape,
+)
 from lapkernels.ops._library import register
 from lapkernels.ops.geometry import Geometry, channels_first, check_same, check_shape
 
@@ -58,7 +64,7 @@ def _reference(
 
 
 def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:
-    columns = max(small.shape[0], large.shape[0])
+    columns = column_count(small, large)
     return (small.shape[1], columns, columns)
 
 
