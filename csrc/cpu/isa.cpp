@@ -1,0 +1,54 @@
+// The choice of instruction set, made once, from what the processor says it has.
+#include "kernels.h"
+
+namespace lapkernels {
+
+#define LAPKERNELS_TABLES(isa)              \
+  namespace isa {                           \
+  const Kernels<float>& float_table();      \
+  const Kernels<double>& double_table();    \
+  }
+LAPKERNELS_TABLES(baseline)
+LAPKERNELS_TABLES(avx2)
+LAPKERNELS_TABLES(avx512)
+#undef LAPKERNELS_TABLES
+
+namespace {
+
+enum class Level { baseline, avx2, avx512 };
+
+Level level() {
+#if defined(__x86_64__)
+  static const Level found = [] {
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
+      return Level::avx512;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Level::avx2;
+    return Level::baseline;
+  }();
+  return found;
+#else
+  return Level::baseline;
+#endif
+}
+
+}  // namespace
+
+template <> const Kernels<float>& kernels<float>() {
+#if defined(__x86_64__)
+  if (level() == Level::avx512) return avx512::float_table();
+  if (level() == Level::avx2) return avx2::float_table();
+#endif
+  return baseline::float_table();
+}
+
+template <> const Kernels<double>& kernels<double>() {
+#if defined(__x86_64__)
+  if (level() == Level::avx512) return avx512::double_table();
+  if (level() == Level::avx2) return avx2::double_table();
+#endif
+  return baseline::double_table();
+}
+
+}  // namespace lapkernels

@@ -1,0 +1,16 @@
+// Standard headers of the kernels, included before any instruction set is turned on: their inline
+// functions must run on every machine.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "kernels.h"

@@ -1,0 +1,34 @@
+// All kernels for one instruction set. isa_*.cpp define LAPKERNELS_ISA (a namespace) and the
+// vector's bytes and registers, turn the instruction set on, and include this file once.
+
+namespace lapkernels::LAPKERNELS_ISA {
+
+#include "simd.h"
+#include "planes.h"
+#include "tiles.h"
+#include "correlation.h"
+#include "jacobian_squared_sum.h"
+#include "jacobian_squared_dot.h"
+#include "jacobian_gram.h"
+#include "squared_conv_weight.h"
+#include "activation.h"
+#include "squared_derivative.h"
+#include "squared_conv_input.h"
+#include "second_moment.h"
+#include "kronecker_output.h"
+#include "kronecker_input.h"
+#include "parameter_lists.h"
+
+template <class T>
+const Kernels<T> table = {
+    LAPKERNELS_ISA_NAME,       &jacobian_squared_sum<T>, &jacobian_squared_dot<T>,
+    &jacobian_gram<T>,         &squared_conv_weight<T>,  &squared_conv_input<T>,
+    &kronecker_input<T>,       &kronecker_output<T>,     &squared_derivative<T>,
+    &gaussian_kl<T>,           &squared_gradient_sum<T>, &precision_update<T>,
+    &sample_from_precision<T>,
+};
+
+const Kernels<float>& float_table() { return table<float>; }
+const Kernels<double>& double_table() { return table<double>; }
+
+}  // namespace lapkernels::LAPKERNELS_ISA

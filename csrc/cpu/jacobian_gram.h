@@ -1,0 +1,67 @@
+// C[n, v, v'] = sum_{a, b, k} G[v, n, a, b, k] * variance[a, b, k] * G[v', n, a, b, k].
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+// For one sample and one block of the weight, the block's values of all columns stand in cache side
+// by side, and their products are taken there. Parallel over samples; with few of them also over
+// fixed shares of the blocks, whose sums are added in order.
+
+template <class T>
+void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<const T> small,
+                   Grid<const T> large, Grid<const T> variance, Taps taps) {
+  const Correlation<T> p(small, large, taps);
+  Partition part;
+  const int64_t columns = p.columns;
+  const auto blocks =
+      cached_blocks(p, std::clamp<int64_t>(32768 / std::max<int64_t>(1, columns), 256, 8192), part);
+  constexpr int64_t kFew = 8;
+  const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
+  std::vector<T> partial(shares * p.samples * columns * columns, T(0));
+  context.parallel_for(p.samples * shares, [&](int64_t task) {
+    const int64_t share = task % shares, n = task / shares;
+    const auto [b0, b1] = run_range(blocks.size(), shares, share);
+    T* gram = partial.data() + task * columns * columns;
+    BlockMaker<T> maker(p, part.rows, part.channels);
+    const int64_t size = round_up(part.rows * part.channels * p.kernel, kWidth<T>);
+    Scratch<T> plain(columns * size), weighted(columns * size);
+    std::vector<int64_t> offsets(columns);
+    for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
+    for (int64_t b = b0; b < b1; ++b) {
+      const int64_t width = blocks[b].channels() * p.kernel, rows = blocks[b].rows();
+      for (int64_t v = 0; v < columns; ++v) {
+        maker.make(blocks[b], n, v, false, Identity{}, Identity{});
+        for (int64_t r = 0; r < rows; ++r) {
+          const T* g = maker.values() + r * maker.pitch();
+          const T* weight = weight_row(variance.data, p, blocks[b], r);
+          T* to = plain.data() + v * size + r * width;
+          T* to_weighted = weighted.data() + v * size + r * width;
+          for (int64_t j = 0; j < width; ++j) {
+            to[j] = g[j];
+            to_weighted[j] = weight[j] * g[j];
+          }
+        }
+        // A smaller block than the last leaves stale values behind: clear the last vector.
+        const int64_t used = rows * width;
+        for (int64_t j = used; j < round_up(used, kWidth<T>); ++j)
+          plain.data()[v * size + j] = weighted.data()[v * size + j] = T(0);
+      }
+      const int64_t count = round_up(rows * width, kWidth<T>);
+      constexpr int64_t kStrip = 12;
+      for (int64_t v = 0; v < columns; v += kStrip) {
+        const int64_t strip = std::min(kStrip, columns - v);
+        dot_block<T>(weighted.data() + v * size, size, strip, plain.data(), offsets.data(),
+                     v + strip, count, gram + v * columns, columns, true);
+      }
+    }
+  });
+  for (int64_t n = 0; n < p.samples; ++n)
+    for (int64_t v = 0; v < columns; ++v)
+      for (int64_t w = 0; w < columns; ++w) {
+        // Only the lower half was summed in full; its mirror keeps C symmetric to the bit.
+        const int64_t low = std::max(v, w) * columns + std::min(v, w);
+        T total = 0;
+        for (int64_t share = 0; share < shares; ++share)
+          total += partial[(n * shares + share) * columns * columns + low];
+        T& at = out.data[n * out.stride[3] + v * out.stride[4] + w * out.stride[5]];
+        at = (update.decay == 0 ? T(0) : T(update.decay) * at) + T(update.scale) * total;
+      }
+}

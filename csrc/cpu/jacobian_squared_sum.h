@@ -1,0 +1,93 @@
+// D[a, b, k] = sum_{n, v} G[v, n, a, b, k]^2.
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+// Parallel over blocks of the weight, each of which visits all samples and columns in order; where
+// the weight is small, over fixed runs of samples and columns, whose sums are added in order.
+// Either way the bits do not depend on the number of threads.
+
+// How the weight and the samples are cut into tasks.
+struct Partition {
+  int64_t rows, channels;  // of a block
+  int64_t runs;            // of (sample, column) pairs
+};
+
+inline Partition partition(int64_t groups, int64_t rows, int64_t channels, int64_t kernel,
+                           int64_t units, int64_t threads) {
+  constexpr int64_t kSmallWeight = 4096, kRuns = 8, kBlockValues = 8192;
+  if (groups * rows * channels * kernel <= kSmallWeight && units >= kRuns)
+    return {rows, channels, kRuns};
+  // Blocks of full rows if the channels suffice for all threads; the values stay in cache.
+  int64_t wide = std::max<int64_t>(1, std::min(channels, ceil_div(channels * groups, 2 * threads)));
+  wide = std::max<int64_t>(1, std::min(wide, kBlockValues / std::max<int64_t>(1, kernel) / 16));
+  int64_t tall = std::clamp<int64_t>(kBlockValues / (wide * kernel), 1, rows);
+  if (groups * ceil_div(channels, wide) * ceil_div(rows, tall) < threads)
+    tall = ceil_div(rows, threads);
+  return {std::max<int64_t>(1, tall), wide, 1};
+}
+
+// The unit numbers of run r out of `runs`.
+inline std::pair<int64_t, int64_t> run_range(int64_t units, int64_t runs, int64_t r) {
+  return {units * r / runs, units * (r + 1) / runs};
+}
+
+// out <- decay * out + scale * value on a strided weight [A, B, kz, ky, kx], for one block whose
+// values are value[row * pitch + j].
+template <class T>
+void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, const Block& block,
+                   const T* value, int64_t pitch) {
+  for (int64_t a = block.a0; a < block.a1; ++a, value += pitch) {
+    const T* from = value;
+    for (int64_t b = block.b0; b < block.b1; ++b)
+      for (int64_t z = 0; z < p.taps.kernel[0]; ++z)
+        for (int64_t y = 0; y < p.taps.kernel[1]; ++y)
+          for (int64_t x = 0; x < p.taps.kernel[2]; ++x, ++from) {
+            T& at = out.data[(block.group * p.rows + a) * out.stride[1] + b * out.stride[2] +
+                             z * out.stride[3] + y * out.stride[4] + x * out.stride[5]];
+            at = (update.decay == 0 ? T(0) : T(update.decay) * at) + T(update.scale) * *from;
+          }
+  }
+}
+
+// Sums `term` over all samples and columns for every block of the weight, and updates out.
+// term(maker, block, n, v, total, first) adds one unit's share to total [rows, pitch].
+template <class T, class Term>
+void sum_over_units(const Context& context, const Grid<T>& out, Update update,
+                    const Correlation<T>& p, Term term) {
+  const int64_t units = p.samples * p.columns;
+  const Partition part =
+      partition(p.taps.groups, p.rows, p.channels, p.kernel, units, context.threads);
+  const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
+  const int64_t pitch = round_up(part.channels * p.kernel, kPanel<T>);
+  const int64_t size = part.rows * pitch;
+  Scratch<T> partial(part.runs > 1 ? part.runs * size * static_cast<int64_t>(blocks.size()) : 0);
+  context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
+    const int64_t b = task / part.runs, run = task % part.runs;
+    Scratch<T> own(part.runs > 1 ? 0 : size);
+    T* total = part.runs > 1 ? partial.data() + task * size : own.data();
+    BlockMaker<T> maker(p, part.rows, part.channels);
+    const auto [begin, end] = run_range(units, part.runs, run);
+    for (int64_t unit = begin; unit < end; ++unit)
+      term(maker, blocks[b], unit / p.columns, unit % p.columns, total);
+    if (part.runs == 1) update_weight(out, update, p, blocks[b], total, pitch);
+  });
+  if (part.runs == 1) return;
+  for (size_t b = 0; b < blocks.size(); ++b) {
+    T* total = partial.data() + b * part.runs * size;
+    for (int64_t run = 1; run < part.runs; ++run)
+      for (int64_t i = 0; i < size; ++i) total[i] += total[run * size + i];
+    update_weight(out, update, p, blocks[b], total, pitch);
+  }
+}
+
+template <class T>
+void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Grid<const T> small,
+                          Grid<const T> large, Taps taps) {
+  const Correlation<T> problem(small, large, taps);
+  sum_over_units<T>(context, out, update, problem,
+                    [](BlockMaker<T>& maker, const Block& block, int64_t n, int64_t v, T* total) {
+                      maker.make(block, n, v, false, Identity{}, Identity{});
+                      const T* g = maker.values();
+                      for (int64_t i = 0; i < block.rows() * maker.pitch(); ++i)
+                        total[i] += g[i] * g[i];
+                    });
+}

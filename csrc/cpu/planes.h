@@ -1,0 +1,182 @@
+// Copies of a tensor's channels in which every tap of a kernel is one flat offset.
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+// An axis of length T (positions) reads a source u = t * stride + shift(k) for its taps k. With
+// shift(k) = stride * offset(k) + phase(k), 0 <= phase < stride, that is entry t + offset(k) of the
+// phase's own array, of length `length` = T + (largest - smallest offset). Padding is zeros in it.
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
+
+struct Tap {
+  int64_t index;   // k
+  int64_t phase;   // which of the axis's phases
+  int64_t offset;  // from the start of the phase's array
+};
+
+struct Axis {
+  int64_t positions = 1;
+  int64_t source = 1;  // size of the tensor along this axis
+  int64_t stride = 1;
+  int64_t first = 0;   // entry q of a phase array is source index (q + first) * stride + phase
+  int64_t length = 1;
+  std::vector<int64_t> phases;
+  std::vector<Tap> taps;
+
+  Axis(int64_t positions_, int64_t source_, int64_t stride_, const std::vector<int64_t>& shifts,
+       const std::vector<int64_t>& indices)
+      : positions(positions_), source(source_), stride(stride_) {
+    int64_t last = 0;
+    for (size_t i = 0; i < shifts.size(); ++i) {
+      const int64_t phase = ((shifts[i] % stride) + stride) % stride;
+      const int64_t offset = (shifts[i] - phase) / stride;
+      first = i == 0 ? offset : std::min(first, offset);
+      last = i == 0 ? offset : std::max(last, offset);
+      auto known = std::find(phases.begin(), phases.end(), phase);
+      taps.push_back({indices[i], known - phases.begin(), offset});
+      if (known == phases.end()) phases.push_back(phase);
+    }
+    for (Tap& tap : taps) tap.offset -= first;
+    length = positions + last - first;
+  }
+};
+
+// The axis of a kernel that gathers from the large grid: shift(k) = k * dilation - padding.
+inline Axis gather_axis(const Taps& taps, int d, int64_t positions, int64_t source) {
+  std::vector<int64_t> shifts, indices;
+  for (int64_t k = 0; k < taps.kernel[d]; ++k) {
+    shifts.push_back(k * taps.dilation[d] - taps.padding[d]);
+    indices.push_back(k);
+  }
+  return Axis(positions, source, taps.stride[d], shifts, indices);
+}
+
+// Three axes and the range of positions of the outermost one that is held at a time (a slab).
+struct Planes {
+  std::array<Axis, 3> axes;
+  int outer;         // the slabs cut this axis: the first of length over one
+  int64_t slab;      // positions of it in a full slab
+  int64_t lengths[3];  // of a full slab
+  int64_t phases;    // arrays a channel
+  int64_t plane;     // entries of one array
+  int64_t flat;      // entries from a slab's first position to its last, in whole vectors
+
+  template <class T>
+  static Planes make(std::array<Axis, 3> axes, int64_t channels, int64_t bytes) {
+    Planes p{std::move(axes), 2, 0, {}, 1, 0, 0};
+    for (int d = 2; d >= 0; --d)
+      if (p.axes[d].positions > 1) p.outer = d;
+    for (const Axis& axis : p.axes) p.phases *= std::max<int64_t>(1, axis.phases.size());
+    const Axis& cut = p.axes[p.outer];
+    int64_t inner = 1;
+    for (int d = p.outer + 1; d < 3; ++d) inner *= p.axes[d].length;
+    const int64_t halo = cut.length - cut.positions;
+    const int64_t afford = bytes / std::max<int64_t>(1, channels * p.phases * inner * sizeof(T));
+    p.slab = std::clamp<int64_t>(afford - halo, std::min<int64_t>(cut.positions, 2 * halo + 1),
+                                 std::max<int64_t>(1, cut.positions));
+    for (int d = 0; d < 3; ++d) p.lengths[d] = p.axes[d].length;
+    p.lengths[p.outer] = p.slab + halo;
+    p.plane = p.lengths[0] * p.lengths[1] * p.lengths[2];
+    p.flat = round_up(p.plane, kWidth<T>);
+    return p;
+  }
+
+  int64_t slabs() const {
+    const int64_t total = axes[outer].positions;
+    return total == 0 ? 0 : (total + slab - 1) / slab;
+  }
+  // Positions of axis d in slab number `index`, and the first of them.
+  int64_t begin(int d, int64_t index) const { return d == outer ? index * slab : 0; }
+  int64_t count(int d, int64_t index) const {
+    return d == outer ? std::min(slab, axes[d].positions - index * slab) : axes[d].positions;
+  }
+  // Flat entries that hold all positions of slab `index`, rounded up to whole vectors.
+  template <class T> int64_t extent(int64_t index) const {
+    int64_t last = 0;
+    for (int d = 0; d < 3; ++d) last = last * lengths[d] + count(d, index) - 1;
+    return round_up(last + 1, kWidth<T>);
+  }
+  int64_t row(int64_t z, int64_t y) const { return (z * lengths[1] + y) * lengths[2]; }
+
+  // Offsets of every tap from a channel's first array, with the tap's index in the kernel.
+  std::vector<std::pair<int64_t, int64_t>> tap_offsets(const int64_t kernel[3]) const {
+    std::vector<std::pair<int64_t, int64_t>> found;
+    for (const Tap& z : axes[0].taps)
+      for (const Tap& y : axes[1].taps)
+        for (const Tap& x : axes[2].taps) {
+          const int64_t phase =
+              (z.phase * axes[1].phases.size() + y.phase) * axes[2].phases.size() + x.phase;
+          const int64_t entry = row(z.offset, y.offset) + x.offset;
+          const int64_t index = (z.index * kernel[1] + y.index) * kernel[2] + x.index;
+          found.emplace_back(phase * plane + entry, index);
+        }
+    return found;
+  }
+};
+
+// dst[i] = f(src[i * stride]) for i < count.
+template <class T, class F>
+inline void copy_row(T* dst, const T* src, int64_t count, int64_t stride, F f) {
+  if (stride == 1)
+    for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i]);
+  else
+    for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
+}
+
+// Fills the arrays of channels [c0, c1) of sample n, column v, for one slab.
+template <class T, class F>
+void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src, int64_t v,
+                 int64_t n, int64_t c0, int64_t c1, F f) {
+  const T* base = src.data + std::min(v, src.size[0] - 1) * src.stride[0] + n * src.stride[1];
+  int64_t start[3], lengths[3];
+  for (int d = 0; d < 3; ++d) {
+    start[d] = p.begin(d, slab) + p.axes[d].first;
+    lengths[d] = d == p.outer ? p.count(d, slab) + p.axes[d].length - p.axes[d].positions
+                              : p.lengths[d];
+  }
+  for (int64_t c = c0; c < c1; ++c)
+    for (int64_t pz : p.axes[0].phases)
+      for (int64_t py : p.axes[1].phases)
+        for (int64_t px : p.axes[2].phases) {
+          const T* channel = base + c * src.stride[2];
+          const int64_t sx = p.axes[2].stride;
+          // Entries [lo, hi) of a row lie inside the source.
+          auto inside = [&](int64_t bound) {
+            return std::clamp<int64_t>(ceil_div(bound - px, sx) - start[2], 0, lengths[2]);
+          };
+          const int64_t lo = inside(0), hi = std::max(lo, inside(p.axes[2].source));
+          for (int64_t z = 0; z < lengths[0]; ++z)
+            for (int64_t y = 0; y < lengths[1]; ++y) {
+              T* row = dst + p.row(z, y);
+              const int64_t uz = (z + start[0]) * p.axes[0].stride + pz;
+              const int64_t uy = (y + start[1]) * p.axes[1].stride + py;
+              if (uz < 0 || uz >= p.axes[0].source || uy < 0 || uy >= p.axes[1].source) {
+                std::fill(row, row + lengths[2], T(0));
+                continue;
+              }
+              const int64_t ux = (lo + start[2]) * sx + px;
+              const T* from = channel + uz * src.stride[3] + uy * src.stride[4] + ux * src.stride[5];
+              std::fill(row, row + lo, T(0));
+              copy_row(row + lo, from, hi - lo, sx * src.stride[5], f);
+              std::fill(row + hi, row + lengths[2], T(0));
+            }
+          dst += p.plane;
+        }
+}
+
+// Fills rows of the positions themselves, laid out like the arrays: zero where there is none.
+template <class T, class F>
+void fill_positions(T* dst, int64_t pitch, const Planes& p, int64_t slab, const Grid<const T>& src,
+                    int64_t v, int64_t n, int64_t c0, int64_t c1, F f) {
+  const T* base = src.data + std::min(v, src.size[0] - 1) * src.stride[0] + n * src.stride[1];
+  const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
+  const T* corner = base + p.begin(0, slab) * src.stride[3] + p.begin(1, slab) * src.stride[4] +
+                    p.begin(2, slab) * src.stride[5];
+  for (int64_t c = c0; c < c1; ++c, dst += pitch) {
+    std::fill(dst, dst + pitch, T(0));
+    for (int64_t z = 0; z < nz; ++z)
+      for (int64_t y = 0; y < ny; ++y)
+        copy_row(dst + p.row(z, y),
+                 corner + c * src.stride[2] + z * src.stride[3] + y * src.stride[4], nx,
+                 src.stride[5], f);
+  }
+}

@@ -1,0 +1,113 @@
+// Register tiles: the innermost loops of every kernel.
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+
+// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j + q].
+// q runs over `count` entries, a whole number of vectors.
+template <class T, int R, int C>
+inline void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict b,
+                     const int64_t* __restrict offsets, int64_t count, T* __restrict c,
+                     int64_t c_pitch, bool accumulate) {
+  Reg<T> acc[R][C] = {};
+  const T* columns[C];
+  for (int j = 0; j < C; ++j) columns[j] = b + offsets[j];
+  for (int64_t q = 0; q < count; q += kWidth<T>) {
+    Reg<T> rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = load(a + r * a_pitch + q);
+    for (int j = 0; j < C; ++j) {
+      const Reg<T> column = load(columns[j] + q);
+      for (int r = 0; r < R; ++r) acc[r][j] += rows[r] * column;
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int j = 0; j < C; ++j) {
+      const T total = sum<T>(acc[r][j]);
+      c[r * c_pitch + j] = accumulate ? c[r * c_pitch + j] + total : total;
+    }
+}
+
+// c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j + q] for any number of rows and columns.
+template <class T>
+void dot_block(const T* a, int64_t a_pitch, int64_t rows, const T* b, const int64_t* offsets,
+               int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate) {
+  constexpr int C = kManyRegisters ? 6 : 4;
+  int64_t r = 0;
+  auto strip = [&]<int R, int Wide>() {
+    int64_t j = 0;
+    for (; j + Wide <= columns; j += Wide)
+      dot_tile<T, R, Wide>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
+                           c_pitch, accumulate);
+    for (; j + 2 <= columns; j += 2)
+      dot_tile<T, R, 2>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
+                        c_pitch, accumulate);
+    for (; j < columns; ++j)
+      dot_tile<T, R, 1>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
+                        c_pitch, accumulate);
+    r += R;
+  };
+  // Rows go by threes where that leaves no single one behind, else by twos.
+  while (rows - r >= 3 && rows - r != 4) strip.template operator()<3, C>();
+  while (rows - r >= 2) strip.template operator()<2, C + C / 2>();
+  if (rows - r == 1) strip.template operator()<1, 8>();
+}
+
+// Weighted sums of shifted rows: c[i][q] = sum_j w[j * R + i] * b[offset_j + q], R rows of
+// C vectors.
+template <class T, int R, int C>
+inline void axpy_tile(const T* __restrict b, const int64_t* __restrict offsets, int64_t terms,
+                      const T* __restrict w, T* __restrict c, int64_t c_pitch) {
+  Reg<T> acc[R][C] = {};
+  for (int64_t j = 0; j < terms; ++j) {
+    const T* source = b + offsets[j];
+    Reg<T> columns[C];
+    for (int v = 0; v < C; ++v) columns[v] = load(source + v * kWidth<T>);
+    for (int i = 0; i < R; ++i) {
+      const Reg<T> weight = broadcast(w[j * R + i]);
+      for (int v = 0; v < C; ++v) acc[i][v] += weight * columns[v];
+    }
+  }
+  for (int i = 0; i < R; ++i)
+    for (int v = 0; v < C; ++v) store(c + i * c_pitch + v * kWidth<T>, acc[i][v]);
+}
+
+// The shape of a matrix-product tile: kRows x (kColumns vectors).
+constexpr int kRows = kManyRegisters ? 8 : 4;
+constexpr int kColumns = 3;
+template <class T> constexpr int kPanel = kColumns * kWidth<T>;
+
+// Matrix product on one packed panel: c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] *
+// b[k * kPanel + j].
+template <class T, int R>
+inline void product_tile(const T* __restrict a, int64_t a_row, int64_t a_step,
+                         const T* __restrict b, int64_t count, T* __restrict c, int64_t c_pitch,
+                         bool accumulate) {
+  Reg<T> acc[R][kColumns] = {};
+  for (int64_t k = 0; k < count; ++k) {
+    Reg<T> columns[kColumns];
+    for (int v = 0; v < kColumns; ++v) columns[v] = load(b + k * kPanel<T> + v * kWidth<T>);
+    for (int r = 0; r < R; ++r) {
+      const Reg<T> row = broadcast(a[r * a_row + k * a_step]);
+      for (int v = 0; v < kColumns; ++v) acc[r][v] += row * columns[v];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < kColumns; ++v) {
+      T* at = c + r * c_pitch + v * kWidth<T>;
+      store(at, accumulate ? load(at) + acc[r][v] : acc[r][v]);
+    }
+}
+
+// product_tile for any number of rows.
+template <class T>
+void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
+                  int64_t count, T* c, int64_t c_pitch, bool accumulate) {
+  int64_t r = 0;
+  for (; r + kRows <= rows; r += kRows)
+    product_tile<T, kRows>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
+                           accumulate);
+  for (; r + 2 <= rows; r += 2)
+    product_tile<T, 2>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
+                       accumulate);
+  for (; r < rows; ++r)
+    product_tile<T, 1>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
+                       accumulate);
+}
