@@ -15,7 +15,6 @@ from lapkernels.ops.geometry import (
     check_rank,
     check_same,
     spatial_size,
-    taps,
 )
 
 # Arguments of every registered op on a layer's weight: [V, N, A, *t] and [V, N, B, *u], where a
@@ -142,7 +141,7 @@ def canonical(
     check_groups(entry.shape[2], "x", geometry.groups)
     kernel = list(geometry.kernel_size) or [1]
     pair = (entry, output) if geometry.transposed else (output, entry)
-    return (*pair, kernel, *taps(geometry))
+    return (*pair, kernel, *geometry.arguments)
 
 
 def pad_input(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

@@ -26,16 +26,23 @@ class Op:
     name: str
     reference: Callable[..., Tensor]
     shape: Callable[..., Sequence[int]]
+    run: Callable[..., Tensor]
+    run_into: Callable[..., None]
 
     def __call__(
         self, *arguments: Any, out: Tensor | None = None, decay: float = 1.0, scale: float = 1.0
     ) -> Tensor:
         """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
+        tensors = _tensors(arguments)
         if out is None:
-            value = getattr(torch.ops.lapkernels, self.name)(*arguments)
+            direct = _is_plain(tensors)
+            run = self.run if direct else getattr(torch.ops.lapkernels, self.name)
+            value = run(*arguments)
             return value if scale == 1.0 else value * scale
-        _check_out(out, self.shape(*arguments), _tensors(arguments)[0])
-        getattr(torch.ops.lapkernels, self.name + "_")(out, decay, scale, *arguments)
+        _check_out(out, self.shape(*arguments), tensors[0])
+        direct = _is_plain([out, *tensors])
+        run_into = self.run_into if direct else getattr(torch.ops.lapkernels, self.name + "_")
+        run_into(out, decay, scale, *arguments)
         return out
 
 
@@ -69,12 +76,13 @@ def register(
     gradients come from differentiating the reference, exact at the reference's cost in memory.
     ``prefer_reference(*arguments)`` says where torch's own library is faster than our kernel.
     """
-    op = Op(name, reference, shape)
-    OPS[name] = op
 
     def kernel_for(values: tuple[Any, ...]) -> Callable[..., None] | None:
+        tensors = _tensors(values)
+        if any(tensor.numel() == 0 for tensor in tensors):
+            return None
         slower = prefer_reference is not None and prefer_reference(*values)
-        return compiled(name, *_tensors(values), only_if_forced=slower)
+        return compiled(name, *tensors, only_if_forced=slower)
 
     def run(*values: Any) -> Tensor:
         kernel = kernel_for(values)
@@ -88,10 +96,8 @@ def register(
         kernel = kernel_for(values)
         if kernel is not None:
             kernel(out, decay, scale, *values)
-        elif decay == 0.0:
-            out.copy_(reference(*values) * scale)
         else:
-            out.mul_(decay).add_(reference(*values), alpha=scale)
+            accumulate(out, reference(*values), decay, scale)
 
     def fake(*values: Any) -> Tensor:
         return _tensors(values)[0].new_empty(shape(*values))
@@ -106,6 +112,7 @@ def register(
         setup_context=_save,
         lib=_library,
     )
+    OPS[name] = op = Op(name, reference, shape, run, run_into)
     return op
 
 
@@ -173,6 +180,20 @@ def _reference_backward(reference: Callable[..., Tensor]) -> Callable[..., Any]:
     return run
 
 
+def _is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether torch's dispatcher has nothing to add: no gradient, no tracing, no subclass.
+
+    Going through it costs tens of microseconds, more than a small op itself.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    wants_grad = torch.is_grad_enabled()
+    return all(
+        type(tensor) in (Tensor, torch.nn.Parameter) and not (wants_grad and tensor.requires_grad)
+        for tensor in tensors
+    )
+
+
 def _is_tensor_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
 
@@ -188,7 +209,15 @@ def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return found
 
 
-def _check_out(out: Tensor, shape: Sequence[int], like: Tensor) -> None:
+def accumulate(out: Tensor, value: Tensor, decay: float, scale: float) -> Tensor:
+    """Set ``out <- decay * out + scale * value``; with no decay ``out`` is not read."""
+    if decay == 0.0:
+        return out.copy_(value * scale)
+    return out.mul_(decay).add_(value, alpha=scale)
+
+
+def check_out(out: Tensor, shape: Sequence[int], like: Tensor) -> None:
+    """Raise unless a user's buffer has this shape, and the dtype and device of ``like``."""
     if tuple(out.shape) != tuple(shape):
         raise ValueError(f"out has shape {tuple(out.shape)}: {tuple(shape)} is needed")
     if out.dtype != like.dtype or out.device != like.device:

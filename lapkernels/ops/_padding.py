@@ -28,7 +28,7 @@ def fold_padding(
     maps = [_source(length, d, geometry) for d, length in enumerate(size)]
     bare = geometry.without_padding()
     padded_size = [len(source) for source in maps]
-    value = op(m, weight, padded_size, *bare.arguments(), False, None, "identity", 0.0)
+    value = op(m, weight, padded_size, *bare.arguments, False, None, "identity", 0.0)
     for d, source in enumerate(maps):
         shape = [*value.shape[: 2 + d], size[d], *value.shape[3 + d :]]
         value = value.new_zeros(shape).index_add_(2 + d, source.to(value.device), value)
@@ -70,7 +70,7 @@ def _add_shared_taps(
                 continue
             product_of_taps = grouped[(..., *first)] * grouped[(..., *second)]
             part = m[(slice(None), slice(None), *torch.meshgrid(*where, indexing="ij"))]
-            part = part.reshape(n, groups, o // groups, -1)
+            part = part.reshape(n, groups, o // groups, part.shape[2:].numel())
             term = 2 * torch.einsum("goi,ngot->ngit", product_of_taps, part).flatten(1, 2)
             target = _flat_index([r[a][w] for r, a, w in zip(reads, first, where, strict=True)],
                                  value.shape[2:])

@@ -12,6 +12,7 @@ layer is a convolution whose kernel has one tap, over any number of positions.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal, cast
 
 import torch
@@ -137,8 +138,14 @@ class Geometry:
         none = tuple((0, 0) for _ in self.kernel_size)
         return replace(self, padding=none, padding_mode="zeros")
 
+    @cached_property
     def arguments(self) -> tuple[list[int], list[int], list[int], int]:
-        """(stride, padding before, dilation, groups) in the form the registered ops take."""
+        """(stride, padding before, dilation, groups) in the form the registered ops take.
+
+        A Linear layer is one tap over one dimension.
+        """
+        if self.is_linear:
+            return [1], [0], [1], 1
         before = [pair[0] for pair in self.padding]
         return list(self.stride), before, list(self.dilation), self.groups
 
@@ -158,11 +165,6 @@ def channels_first(tensor: Tensor, geometry: Geometry, leading: int) -> Tensor:
         count = positions.numel()
         tensor = tensor.reshape(*tensor.shape[:leading], count, tensor.shape[-1])
     return tensor.transpose(leading, leading + 1)
-
-
-def taps(geometry: Geometry) -> tuple[list[int], list[int], list[int], int]:
-    """Arguments of the registered ops; a Linear layer is one tap over one dimension."""
-    return ([1], [0], [1], 1) if geometry.is_linear else geometry.arguments()
 
 
 def spatial_size(tensor: Tensor, geometry: Geometry, leading: int) -> tuple[int, ...]:

@@ -20,7 +20,6 @@ from lapkernels.ops.geometry import (
     channels_first,
     check_groups,
     check_rank,
-    taps,
 )
 
 
@@ -47,7 +46,7 @@ def kronecker_input(
     positions = list(size if geometry.is_linear else geometry.output_size(size))
     if any(length < 0 for length in positions):
         raise ValueError(f"x of spatial size {size} is smaller than the kernel's reach")
-    arguments = (entry, positions, list(geometry.kernel_size) or [1], *taps(geometry))
+    arguments = (entry, positions, list(geometry.kernel_size) or [1], *geometry.arguments)
     flags = (geometry.transposed, reduce, bias)
     return _op(*arguments, *flags, out=out, decay=decay, scale=scale)
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.ops._correlation import library_input
-from lapkernels.ops._library import register
+from lapkernels.ops._library import accumulate, check_out, register
 from lapkernels.ops._padding import fold_padding
 from lapkernels.ops.geometry import (
     Geometry,
@@ -24,7 +24,6 @@ from lapkernels.ops.geometry import (
     check_same,
     check_shape,
     spatial_size,
-    taps,
 )
 from lapkernels.ops.squared_derivative import check_activation, derivative_squared
 
@@ -69,23 +68,26 @@ def squared_conv_input(
         raise ValueError("z and an activation other than 'identity' go together")
     if z is not None:
         check_shape("z", z, shape)
+    if out is not None:
+        check_out(out, shape, m)
     if geometry.padding_mode != "zeros":
         value = fold_padding(m, weight, size, geometry, _op)
         if z is not None:
             value = value * derivative_squared(z, activation, slope)
-        return value * scale if out is None else out.mul_(decay).add_(value, alpha=scale)
+        return value * scale if out is None else accumulate(out, value, decay, scale)
     kernel = weight.unsqueeze(-1) if geometry.is_linear else weight
     flat = [m.shape[1:-1].numel()] if geometry.is_linear else list(size)
     z = None if z is None else channels_first(z, geometry, 1)
     entry = channels_first(m, geometry, 1)
-    arguments = (entry, kernel, flat, *taps(geometry), geometry.transposed, z, activation, slope)
-    if geometry.is_linear:
-        if out is not None:
-            check_shape("out", out, shape)
-            _op(*arguments, out=channels_first(out, geometry, 1), decay=decay, scale=scale)
-            return out
-        return _op(*arguments, scale=scale).transpose(1, 2).reshape(shape)
-    return _op(*arguments, out=out, decay=decay, scale=scale)
+    arguments = (entry, kernel, flat, *geometry.arguments, geometry.transposed, z, activation, slope)
+    if not geometry.is_linear:
+        return _op(*arguments, out=out, decay=decay, scale=scale)
+    # Positions of several dimensions can be seen as one in a contiguous buffer only.
+    if out is not None and (out.dim() <= 3 or out.is_contiguous()):
+        _op(*arguments, out=channels_first(out, geometry, 1), decay=decay, scale=scale)
+        return out
+    value = _op(*arguments).transpose(1, 2).reshape(shape)
+    return value * scale if out is None else accumulate(out, value, decay, scale)
 
 
 def _reference(
