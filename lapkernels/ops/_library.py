@@ -39,7 +39,7 @@ class Op:
             run = self.run if direct else getattr(torch.ops.lapkernels, self.name)
             value = run(*arguments)
             return value if scale == 1.0 else value * scale
-        _check_out(out, self.shape(*arguments), tensors[0])
+        check_out(out, self.shape(*arguments), tensors[0])
         direct = _is_plain([out, *tensors])
         run_into = self.run_into if direct else getattr(torch.ops.lapkernels, self.name + "_")
         run_into(out, decay, scale, *arguments)
