@@ -1,0 +1,42 @@
+"""Comparisons that cannot pass on nothing: an expected result must have entries that are not zero."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def assert_within(found: Tensor, wanted: Tensor, tolerance: Tensor, *, empty: bool = False) -> None:
+    """|found - wanted| <= tolerance in every entry; with `empty`, a sum over nothing is expected."""
+    _assert_meaningful(found, wanted, empty)
+    excess = (found.double() - wanted.double()).abs() - tolerance
+    # A comparison with NaN is false, so this asks for what should hold, not for what should not.
+    wrong = ~(excess <= 0)
+    assert not wrong.any(), (
+        f"{int(wrong.sum())} of {wrong.numel()} entries are off, the first at "
+        f"{wrong.nonzero()[0].tolist()}: {found[wrong][0]} for {wanted[wrong][0]}, "
+        f"tolerance {tolerance[wrong][0]:.3g}"
+    )
+
+
+def assert_same(found: Tensor, wanted: Tensor, *, empty: bool = False) -> None:
+    """Equality of every entry, after conversion to float64, which is exact."""
+    _assert_meaningful(found, wanted, empty)
+    different = found.double() != wanted.double()
+    assert not different.any(), (
+        f"{int(different.sum())} of {different.numel()} entries differ, the first at "
+        f"{different.nonzero()[0].tolist()}: {found[different][0]} for {wanted[different][0]}"
+    )
+
+
+def _assert_meaningful(found: Tensor, wanted: Tensor, empty: bool) -> None:
+    assert found.shape == wanted.shape, f"shape {tuple(found.shape)} for {tuple(wanted.shape)}"
+    if empty:
+        assert not wanted.any(), "a sum over nothing must be zero"
+    else:
+        assert wanted.any(), "nothing but zeros is expected: the case tests nothing"
+
+
+def exact_in(dtype: torch.dtype) -> int:
+    """The largest integer up to which `dtype` holds all of them."""
+    return round(2 / torch.finfo(dtype).eps)

@@ -1,0 +1,41 @@
+"""Fixtures of the op tests: each case runs on every backend and in every dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from lapkernels import use_backend
+from lapkernels.kernels import NATIVE
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Test processes share the cores; what threads change is the subject of a test of its own."""
+    torch.set_num_threads(1)
+
+
+def _backend(name: str) -> Iterator[str]:
+    if name == "cpp" and NATIVE.path is None:
+        pytest.skip(f"no compiled library: {NATIVE.reason}")
+    with use_backend(name):
+        yield name
+
+
+@pytest.fixture(params=["reference", "cpp"])
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The backend in force: the reference, then the compiled kernels."""
+    yield from _backend(request.param)
+
+
+@pytest.fixture
+def cpp() -> Iterator[str]:
+    """The compiled kernels, for a test that makes no sense without them."""
+    yield from _backend("cpp")
+
+
+@pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param

@@ -1,0 +1,50 @@
+"""Every op on every layer, against three oracles: autograd, the reference, and exact integers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lapkernels import use_backend
+from tests.ops.cases import LAYERS, SIZES, Layer, draw, over
+from tests.ops.compare import assert_same, assert_within, exact_in
+from tests.ops.operations import OPERATIONS, Operation, each
+
+
+@each(OPERATIONS)
+@over(LAYERS)
+@pytest.mark.usefixtures("backend")
+def test_equals_brute_force(operation: Operation, layer: Layer, dtype: torch.dtype) -> None:
+    data = draw(layer, dtype)
+    found = operation.run(data)
+    assert found.dtype == dtype
+    assert_within(found, operation.brute(data), operation.tolerance(data, dtype))
+
+
+@each(OPERATIONS)
+@over(LAYERS)
+@pytest.mark.usefixtures("cpp")
+def test_equals_reference(operation: Operation, layer: Layer, dtype: torch.dtype) -> None:
+    data = draw(layer, dtype)
+    found = operation.run(data)
+    with use_backend("reference"):
+        wanted = operation.run(data)
+    # Both results are rounded, each within the tolerance.
+    assert_within(found, wanted, 2 * operation.tolerance(data, dtype))
+
+
+@each(OPERATIONS)
+@over(LAYERS)
+@pytest.mark.usefixtures("backend")
+def test_is_exact_on_integers(operation: Operation, layer: Layer, dtype: torch.dtype) -> None:
+    data = draw(layer, dtype, integers=True)
+    assert operation.magnitude(data).max() <= exact_in(dtype), "partial sums might round"
+    assert_same(operation.run(data), operation.brute(data))
+
+
+@each(OPERATIONS)
+@over(SIZES)
+@pytest.mark.usefixtures("backend")
+def test_any_number_of_samples_and_columns(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    assert_same(operation.run(data), operation.brute(data), empty=layer.samples == 0)

@@ -1,0 +1,107 @@
+"""Samples and columns are independent, and threads change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tests.ops.cases import FEW, LAYERS, Layer, draw, over
+from tests.ops.compare import assert_same
+from tests.ops.operations import OPERATIONS, PER_SAMPLE, SUMMED, WITH_OUT, Operation, each
+
+
+@each(OPERATIONS)
+@over(FEW)
+@pytest.mark.usefixtures("backend")
+def test_batch_may_be_split(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    parts = [operation.run(data.samples(part)) for part in (slice(0, 1), slice(1, None))]
+    dim = operation.sample_dim
+    joined = parts[0] + parts[1] if dim is None else torch.cat(parts, dim)
+    assert_same(joined, operation.run(data))
+
+
+@each(OPERATIONS)
+@over(FEW)
+@pytest.mark.usefixtures("backend")
+def test_batch_may_be_permuted(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    order = torch.tensor([2, 0, 1])
+    whole = operation.run(data)
+    wanted = whole if operation.sample_dim is None else whole.index_select(0, order)
+    assert_same(operation.run(data.samples(order)), wanted)
+
+
+@each([operation for operation in SUMMED if "s" in operation.reads])
+@over(FEW)
+@pytest.mark.usefixtures("backend")
+def test_columns_may_be_split(operation: Operation, layer: Layer) -> None:
+    data = draw(replace(layer, columns=9), torch.float32, integers=True)
+    parts = [replace(data, s=data.s[part]) for part in (slice(0, 2), slice(2, None))]
+    assert_same(sum(operation.run(part) for part in parts), operation.run(data))
+
+
+@each([operation for operation in OPERATIONS if "s" in operation.reads])
+@over(FEW)
+@pytest.mark.usefixtures("backend")
+def test_no_columns(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32)
+    found = operation.run(replace(data, s=data.s[:0]))
+    wanted = list(operation.run(data).shape)
+    for dim in range(1, len(wanted)) if operation in PER_SAMPLE else ():
+        wanted[dim] = 0
+    assert list(found.shape) == wanted
+    assert not found.any()
+
+
+@each(PER_SAMPLE)
+@over(FEW)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+@pytest.mark.usefixtures("backend")
+def test_bad_sample_stays_in_its_place(operation: Operation, layer: Layer, poison: float) -> None:
+    data = draw(layer, torch.float32)
+    clean = operation.run(data)
+    for name in operation.reads:
+        if name in ("x", "s", "m", "z"):
+            poisoned = data.map(torch.clone, name)
+            row = getattr(poisoned, name)
+            (row[:, 1] if name == "s" else row[1]).fill_(poison)
+            found = operation.run(poisoned)
+            assert not found[1].isfinite().any()
+            assert torch.equal(found[[0, 2]], clean[[0, 2]])
+
+
+@each(SUMMED)
+@over(FEW)
+@pytest.mark.usefixtures("backend")
+def test_bad_sample_is_not_hidden_in_a_sum(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32)
+    for name in operation.reads:
+        poisoned = data.map(torch.clone, name)
+        row = getattr(poisoned, name)
+        (row[:, 1] if name == "s" else row[1]).fill_(float("nan"))
+        assert operation.run(poisoned).isnan().any()
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@each(WITH_OUT)
+@over(LAYERS)
+@pytest.mark.usefixtures("cpp", "threads")
+def test_threads_give_the_same_bits(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32)
+    results = []
+    for count in (1, 2, 3):
+        torch.set_num_threads(count)
+        results.append(operation.run(data))
+    assert results[0].any()
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
