@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from lapkernels.kernels import compiled
 
@@ -26,8 +27,8 @@ class Op:
     name: str
     reference: Callable[..., Tensor]
     shape: Callable[..., Sequence[int]]
-    run: Callable[..., Tensor]
-    run_into: Callable[..., None]
+    run: Callable[[Sequence[Tensor], tuple[Any, ...]], Tensor]
+    run_into: Callable[[Sequence[Tensor], tuple[Any, ...], Tensor, float, float], None]
 
     def __call__(
         self, *arguments: Any, out: Tensor | None = None, decay: float = 1.0, scale: float = 1.0
@@ -35,14 +36,20 @@ class Op:
         """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
         tensors = _tensors(arguments)
         if out is None:
-            direct = _is_plain(tensors)
-            run = self.run if direct else getattr(torch.ops.lapkernels, self.name)
-            value = run(*arguments)
+            if _in_transform():
+                value = self.reference(*arguments)
+            elif _is_plain(tensors):
+                value = self.run(tensors, arguments)
+            else:
+                value = getattr(torch.ops.lapkernels, self.name)(*arguments)
             return value if scale == 1.0 else value * scale
         check_out(out, self.shape(*arguments), tensors[0])
-        direct = _is_plain([out, *tensors])
-        run_into = self.run_into if direct else getattr(torch.ops.lapkernels, self.name + "_")
-        run_into(out, decay, scale, *arguments)
+        if _in_transform():
+            accumulate(out, self.reference(*arguments), decay, scale)
+        elif _is_plain([out, *tensors]):
+            self.run_into(tensors, arguments, out, decay, scale)
+        else:
+            getattr(torch.ops.lapkernels, self.name + "_")(out, decay, scale, *arguments)
         return out
 
 
@@ -54,7 +61,8 @@ class ListUpdate:
     reference: Callable[..., None]
 
     def __call__(self, *arguments: Any) -> None:
-        getattr(torch.ops.lapkernels, self.name)(*arguments)
+        run = self.reference if _in_transform() else getattr(torch.ops.lapkernels, self.name)
+        run(*arguments)
 
 
 OPS: dict[str, Op | ListUpdate] = {}
@@ -77,38 +85,49 @@ def register(
     ``prefer_reference(*arguments)`` says where torch's own library is faster than our kernel.
     """
 
-    def kernel_for(values: tuple[Any, ...]) -> Callable[..., None] | None:
-        tensors = _tensors(values)
-        if any(tensor.numel() == 0 for tensor in tensors):
-            return None
+    def kernel_for(
+        tensors: Sequence[Tensor], values: tuple[Any, ...]
+    ) -> Callable[..., None] | None:
+        for tensor in tensors:
+            if tensor.numel() == 0:
+                return None
         slower = prefer_reference is not None and prefer_reference(*values)
         return compiled(name, *tensors, only_if_forced=slower)
 
-    def run(*values: Any) -> Tensor:
-        kernel = kernel_for(values)
+    def run(tensors: Sequence[Tensor], values: tuple[Any, ...]) -> Tensor:
+        kernel = kernel_for(tensors, values)
         if kernel is None:
-            return reference(*values)
-        out = _tensors(values)[0].new_empty(shape(*values))
+            return reference(*values).contiguous()
+        out = tensors[0].new_empty(shape(*values))
         kernel(out, 0.0, 1.0, *values)
         return out
 
-    def run_into(out: Tensor, decay: float, scale: float, *values: Any) -> None:
-        kernel = kernel_for(values)
+    def run_into(
+        tensors: Sequence[Tensor],
+        values: tuple[Any, ...],
+        out: Tensor,
+        decay: float,
+        scale: float,
+    ) -> None:
+        kernel = kernel_for(tensors, values)
         if kernel is not None:
             kernel(out, decay, scale, *values)
         else:
             accumulate(out, reference(*values), decay, scale)
 
-    def fake(*values: Any) -> Tensor:
-        return _tensors(values)[0].new_empty(shape(*values))
-
-    _define(f"{name}({arguments}) -> Tensor", run, fake)
     _define(
-        f"{name}_(Tensor(a!) out, float decay, float scale, {arguments}) -> ()", run_into, _nothing
+        f"{name}({arguments}) -> Tensor",
+        lambda *values: run(_tensors(values), values),
+        lambda *values: _tensors(values)[0].new_empty(shape(*values)),
+    )
+    _define(
+        f"{name}_(Tensor(a!) out, float decay, float scale, {arguments}) -> ()",
+        lambda out, decay, scale, *values: run_into(_tensors(values), values, out, decay, scale),
+        _nothing,
     )
     torch.library.register_autograd(
         f"lapkernels::{name}",
-        _saved_backward(backward or _reference_backward(reference)),
+        _saved_backward(reference, backward or _reference_backward(reference)),
         setup_context=_save,
         lib=_library,
     )
@@ -150,7 +169,11 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.plain = [None if _tensors([value]) else value for value in inputs]
 
 
-def _saved_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
+def _saved_backward(
+    reference: Callable[..., Tensor], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    twice = _reference_backward(reference)
+
     def run(ctx: Any, grad: Tensor) -> Any:
         saved = iter(ctx.saved_tensors)
         values = []
@@ -161,23 +184,40 @@ def _saved_backward(backward: Callable[..., Any]) -> Callable[..., Any]:
                 values.append(value)
             else:
                 values.append([next(saved) for _ in range(count)])
-        return backward(grad, *values, needs=ctx.needs_input_grad)
+        # Grad mode is on in a backward pass that is to be differentiated itself.
+        lists = any(_is_tensor_list(value) for value in values)
+        chosen = twice if torch.is_grad_enabled() and not lists else backward
+        return chosen(grad, *values, needs=ctx.needs_input_grad)
 
     return run
 
 
 def _reference_backward(reference: Callable[..., Tensor]) -> Callable[..., Any]:
     def run(grad: Tensor, *values: Any, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()
         with torch.enable_grad():
-            fresh = [
-                value.detach().requires_grad_(needed) if isinstance(value, Tensor) else value
-                for value, needed in zip(values, needs, strict=True)
-            ]
+            fresh = list(values)
+            for index, needed in enumerate(needs):
+                if needed:
+                    value = values[index]
+                    fresh[index] = value.view_as(value) if again else value.detach().requires_grad_()
             wanted = [value for value, needed in zip(fresh, needs, strict=True) if needed]
-            found = iter(torch.autograd.grad(reference(*fresh), wanted, grad, allow_unused=True))
-        return tuple(next(found) if needed else None for needed in needs)
+            value = reference(*fresh)
+            found = torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True)
+        gradients = iter(found)
+        return tuple(next(gradients) if needed else None for needed in needs)
 
     return run
+
+
+def _in_transform() -> bool:
+    """Whether torch.func or forward-mode differentiation is at work, which the kernels do not know.
+
+    Both would lose a tangent without a word; the reference is made of ops that know them.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 def _is_plain(tensors: Sequence[Tensor]) -> bool:

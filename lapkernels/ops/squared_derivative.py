@@ -5,21 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.ops._library import register
 from lapkernels.ops.geometry import check_same, check_shape
 
-
-def _numeric(function: Callable[[Tensor, float], Tensor]) -> Callable[[Tensor, float], Tensor]:
-    """phi' by autograd; the activation is elementwise, so one vjp with ones is its derivative."""
-
-    def derivative(z: Tensor, slope: float) -> Tensor:
-        return torch.func.vjp(lambda v: function(v, slope), z)[1](torch.ones_like(z))[0]
-
-    return derivative
-
+aten = torch.ops.aten
 
 # phi' as a function of z; `slope` is LeakyReLU's slope, ELU's alpha or Softplus's beta.
 _DERIVATIVES: dict[str, Callable[[Tensor, float], Tensor]] = {
@@ -27,12 +18,12 @@ _DERIVATIVES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "given": lambda z, slope: z,
     "relu": lambda z, slope: (z > 0).to(z.dtype),
     "leaky_relu": lambda z, slope: torch.where(z > 0, 1.0, slope).to(z.dtype),
-    "elu": _numeric(F.elu),
+    "elu": lambda z, slope: aten.elu_backward(torch.ones_like(z), slope, 1, 1, False, z),
     "tanh": lambda z, slope: 1 - z.tanh().square(),
     "sigmoid": lambda z, slope: z.sigmoid() * (1 - z.sigmoid()),
     "softplus": lambda z, slope: (slope * z).sigmoid(),
-    "silu": _numeric(lambda z, slope: F.silu(z)),
-    "gelu": _numeric(lambda z, slope: F.gelu(z)),
+    "silu": lambda z, slope: z.sigmoid() * (1 + z * (1 - z.sigmoid())),
+    "gelu": lambda z, slope: aten.gelu_backward(torch.ones_like(z), z),
 }
 ACTIVATIONS = tuple(_DERIVATIVES)
 
