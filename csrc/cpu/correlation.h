@@ -8,6 +8,13 @@
 //   panels (product_rows): windows are packed position by position, kPanel columns wide, and
 //     vectors run along the columns. Better when positions are few.
 
+struct Identity {
+  template <class T> T operator()(T x) const { return x; }
+};
+struct Square {
+  template <class T> T operator()(T x) const { return x * x; }
+};
+
 template <class T> struct Correlation {
   Grid<const T> small, large;
   Taps taps;
@@ -124,15 +131,13 @@ template <class T> class BlockMaker {
     for (int64_t first = 0; first < width; first += kPanel<T>) {
       const int64_t wide = std::min<int64_t>(kPanel<T>, width - first);
       T* out = panels_.data() + first * problem_.positions;
+      const int64_t* offsets = offsets_.data() + first;
       for (int64_t z = 0; z < nz; ++z)
-        for (int64_t y = 0; y < ny; ++y) {
-          const T* row = arrays + planes_.row(z, y);
-          for (int64_t j = 0; j < wide; ++j) {
-            const T* from = row + offsets_[first + j];
-            for (int64_t x = 0; x < nx; ++x) out[x * kPanel<T> + j] = from[x];
+        for (int64_t y = 0; y < ny; ++y)
+          for (int64_t x = 0; x < nx; ++x, out += kPanel<T>) {
+            const T* from = arrays + planes_.row(z, y) + x;
+            for (int64_t j = 0; j < wide; ++j) out[j] = from[offsets[j]];
           }
-          out += nx * kPanel<T>;
-        }
     }
   }
 
@@ -140,15 +145,24 @@ template <class T> class BlockMaker {
   void multiply(const Block& block, int64_t a, int64_t n, int64_t v, int64_t width,
                 bool accumulate, F of_small) {
     const Grid<const T>& s = problem_.small;
-    const T* base = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1];
-    T* out = rows_.data();
-    for (int64_t r = 0; r < block.rows(); ++r)
-      for (int64_t z = 0; z < s.size[3]; ++z)
-        for (int64_t y = 0; y < s.size[4]; ++y, out += s.size[5])
-          copy_row(out, base + (a + r) * s.stride[2] + z * s.stride[3] + y * s.stride[4],
-                   s.size[5], s.stride[5], of_small);
+    const T* base = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] +
+                    a * s.stride[2];
+    int64_t row_stride = s.stride[2], step = s.stride[5];
+    const bool even = (s.size[4] == 1 || s.stride[4] == s.stride[5] * s.size[5]) &&
+                      (s.size[3] == 1 || s.stride[3] == s.stride[5] * s.size[5] * s.size[4]);
+    if (!even || !std::is_same_v<F, Identity>) {
+      T* out = rows_.data();
+      for (int64_t r = 0; r < block.rows(); ++r)
+        for (int64_t z = 0; z < s.size[3]; ++z)
+          for (int64_t y = 0; y < s.size[4]; ++y, out += s.size[5])
+            copy_row(out, base + r * s.stride[2] + z * s.stride[3] + y * s.stride[4], s.size[5],
+                     s.stride[5], of_small);
+      base = rows_.data();
+      row_stride = problem_.positions;
+      step = 1;
+    }
     for (int64_t first = 0; first < width; first += kPanel<T>)
-      product_rows<T>(rows_.data(), problem_.positions, 1, block.rows(),
+      product_rows<T>(base, row_stride, step, block.rows(),
                       panels_.data() + first * problem_.positions, problem_.positions,
                       values_.data() + first, pitch_, accumulate);
   }
@@ -160,11 +174,4 @@ template <class T> class BlockMaker {
   std::vector<int64_t> offsets_;
   Scratch<T> arrays_, rows_, panels_, values_;
   Key key_{-1, -1, -1, -1, -1};
-};
-
-struct Identity {
-  template <class T> T operator()(T x) const { return x; }
-};
-struct Square {
-  template <class T> T operator()(T x) const { return x * x; }
 };

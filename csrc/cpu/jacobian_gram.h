@@ -9,10 +9,10 @@ template <class T>
 void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                    Grid<const T> large, Grid<const T> variance, Taps taps) {
   const Correlation<T> p(small, large, taps);
-  Partition part;
   const int64_t columns = p.columns;
-  const auto blocks =
-      cached_blocks(p, std::clamp<int64_t>(32768 / std::max<int64_t>(1, columns), 256, 8192), part);
+  // All columns of a block stand in cache at once.
+  const Partition part = partition(p, 1, std::clamp<int64_t>(4 * kBlockValues / columns, 256, kBlockValues));
+  const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 8;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));

@@ -4,15 +4,6 @@
 // Parallel over samples and runs of columns; with few of them also over fixed shares of the
 // weight's blocks, whose sums are added in order.
 
-// Blocks small enough that `copies` of a block's values stay in cache.
-template <class T>
-std::vector<Block> cached_blocks(const Correlation<T>& p, int64_t values, Partition& part) {
-  const int64_t wide = std::clamp<int64_t>(values / (16 * p.kernel), 1, p.channels);
-  const int64_t tall = std::clamp<int64_t>(values / (wide * p.kernel), 1, p.rows);
-  part = {tall, wide, 1};
-  return cut(p.taps.groups, p.rows, p.channels, tall, wide);
-}
-
 // First entry of a block's row in a contiguous weight [A, B / groups, k].
 template <class T>
 const T* weight_row(const T* weight, const Correlation<T>& p, const Block& block, int64_t row) {
@@ -23,8 +14,8 @@ template <class T>
 void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Grid<const T> variance, Taps taps) {
   const Correlation<T> p(small, large, taps);
-  Partition part;
-  const auto blocks = cached_blocks(p, 8192, part);
+  const Partition part = partition(p, 1, kBlockValues);
+  const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 16;
   const int64_t units = p.samples * p.columns;
   const int64_t shares = units < kFew ? std::min<int64_t>(8, blocks.size()) : 1;

@@ -5,24 +5,36 @@
 // the weight is small, over fixed runs of samples and columns, whose sums are added in order.
 // Either way the bits do not depend on the number of threads.
 
+// Values of a block: with the columns beside them they fit the second-level cache.
+constexpr int64_t kBlockValues = 16384;
+
 // How the weight and the samples are cut into tasks.
 struct Partition {
   int64_t rows, channels;  // of a block
   int64_t runs;            // of (sample, column) pairs
 };
 
-inline Partition partition(int64_t groups, int64_t rows, int64_t channels, int64_t kernel,
-                           int64_t units, int64_t threads) {
-  constexpr int64_t kSmallWeight = 4096, kRuns = 8, kBlockValues = 8192;
-  if (groups * rows * channels * kernel <= kSmallWeight && units >= kRuns)
-    return {rows, channels, kRuns};
-  // Blocks of full rows if the channels suffice for all threads; the values stay in cache.
-  int64_t wide = std::max<int64_t>(1, std::min(channels, ceil_div(channels * groups, 2 * threads)));
-  wide = std::max<int64_t>(1, std::min(wide, kBlockValues / std::max<int64_t>(1, kernel) / 16));
-  int64_t tall = std::clamp<int64_t>(kBlockValues / (wide * kernel), 1, rows);
-  if (groups * ceil_div(channels, wide) * ceil_div(rows, tall) < threads)
-    tall = ceil_div(rows, threads);
-  return {std::max<int64_t>(1, tall), wide, 1};
+// The cheapest cut that gives every thread a block and keeps a block's values in cache. Each cut of
+// the channels copies the rows once more for every column, each cut of the rows the windows.
+template <class T>
+Partition partition(const Correlation<T>& p, int64_t threads, int64_t most_values) {
+  Partition best{1, 1, 1};
+  double best_cost = -1;
+  for (int64_t cuts = 1; cuts <= p.channels; ++cuts) {
+    const int64_t wide = ceil_div(p.channels, cuts);
+    if (cuts > 1 && wide == ceil_div(p.channels, cuts - 1)) continue;
+    const int64_t tall =
+        std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 12), p.rows);
+    const int64_t needed = ceil_div(threads, p.taps.groups * cuts);
+    const int64_t rows = std::max<int64_t>(1, std::min(tall, ceil_div(p.rows, needed)));
+    const double cost = double(p.rows) * p.columns * cuts +
+                        double(p.channels) * p.kernel * ceil_div(p.rows, rows);
+    if (best_cost < 0 || cost < best_cost) {
+      best_cost = cost;
+      best = {rows, wide, 1};
+    }
+  }
+  return best;
 }
 
 // The unit numbers of run r out of `runs`.
@@ -54,8 +66,10 @@ template <class T, class Term>
 void sum_over_units(const Context& context, const Grid<T>& out, Update update,
                     const Correlation<T>& p, Term term) {
   const int64_t units = p.samples * p.columns;
-  const Partition part =
-      partition(p.taps.groups, p.rows, p.channels, p.kernel, units, context.threads);
+  constexpr int64_t kSmallWeight = 4096, kRuns = 8;
+  const bool small = p.taps.groups * p.rows * p.channels * p.kernel <= kSmallWeight;
+  const Partition part = small && units >= kRuns ? Partition{p.rows, p.channels, kRuns}
+                                                 : partition(p, context.threads, kBlockValues);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
   const int64_t pitch = round_up(part.channels * p.kernel, kPanel<T>);
   const int64_t size = part.rows * pitch;

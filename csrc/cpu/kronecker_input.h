@@ -6,8 +6,6 @@
 // with flipped taps over an input spread out by its stride: phase r of the output reads the taps
 // that fall on it, and zeros elsewhere.
 
-// One axis of a transposed layer, for output phase r: position t * stride + r reads x[t + shift].
-// Taps of other phases read zeros there.
 template <class T>
 void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<const T> x,
                      const int64_t output_size[3], Taps taps, bool transposed, bool reduce,
@@ -81,19 +79,27 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
           if (!reduce) {
             const Planes& p = ways[way];
             each_slab(p, slab, [&](const T* arrays) {
-              for (int64_t c = c0; c < c1; ++c) {
-                if (tap_offsets[way].size() < static_cast<size_t>(kernel))
-                  for (int64_t k = 0; k < kernel; ++k)
-                    for (int64_t t = 0; t < counts[piece]; ++t)
-                      *panels.column(c * kernel + k, first + t) = T(0);
-                for (const auto& [offset, index] : tap_offsets[way]) {
-                  const T* from = arrays + (c - c0) * p.phases * p.plane + offset;
-                  T* to = panels.column(c * kernel + index, first);
-                  rows_of(p, slab, [&](int64_t row, int64_t k, int64_t nx) {
-                    for (int64_t t = 0; t < nx; ++t) to[(k + t) * kPanel<T>] = from[row + t];
-                  });
+              // Offsets of all features of these channels; none for a tap of another phase.
+              std::vector<int64_t> offsets((c1 - c0) * kernel, -1);
+              for (int64_t c = 0; c < c1 - c0; ++c)
+                for (const auto& [offset, index] : tap_offsets[way])
+                  offsets[c * kernel + index] = c * p.phases * p.plane + offset;
+              const bool whole = tap_offsets[way].size() == static_cast<size_t>(kernel);
+              rows_of(p, slab, [&](int64_t row, int64_t k, int64_t nx) {
+                for (int64_t t = 0; t < nx; ++t) {
+                  const T* from = arrays + row + t;
+                  for (int64_t j = c0 * kernel; j < c1 * kernel;) {
+                    T* to = panels.column(j, first + k + t);
+                    const int64_t run = std::min(c1 * kernel - j, kPanel<T> - j % kPanel<T>);
+                    const int64_t* of = offsets.data() + j - c0 * kernel;
+                    if (whole)
+                      for (int64_t i = 0; i < run; ++i) to[i] = from[of[i]];
+                    else
+                      for (int64_t i = 0; i < run; ++i) to[i] = of[i] < 0 ? T(0) : from[of[i]];
+                    j += run;
+                  }
                 }
-              }
+              });
             });
             return;
           }

@@ -163,7 +163,8 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
         }
 }
 
-// Fills rows of the positions themselves, laid out like the arrays: zero where there is none.
+// Fills rows of the positions themselves, laid out like the arrays. What lies between positions is
+// not written: `dst` must be zero there when it is new.
 template <class T, class F>
 void fill_positions(T* dst, int64_t pitch, const Planes& p, int64_t slab, const Grid<const T>& src,
                     int64_t v, int64_t n, int64_t c0, int64_t c1, F f) {
@@ -171,12 +172,13 @@ void fill_positions(T* dst, int64_t pitch, const Planes& p, int64_t slab, const 
   const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
   const T* corner = base + p.begin(0, slab) * src.stride[3] + p.begin(1, slab) * src.stride[4] +
                     p.begin(2, slab) * src.stride[5];
-  for (int64_t c = c0; c < c1; ++c, dst += pitch) {
-    std::fill(dst, dst + pitch, T(0));
+  // A short last slab, and the first one after it, find another slab's values in their gaps.
+  if (p.slabs() > 1 && (slab == 0 || slab == p.slabs() - 1))
+    std::fill(dst, dst + (c1 - c0) * pitch, T(0));
+  for (int64_t c = c0; c < c1; ++c, dst += pitch)
     for (int64_t z = 0; z < nz; ++z)
       for (int64_t y = 0; y < ny; ++y)
         copy_row(dst + p.row(z, y),
                  corner + c * src.stride[2] + z * src.stride[3] + y * src.stride[4], nx,
                  src.stride[5], f);
-  }
 }

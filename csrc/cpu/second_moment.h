@@ -3,8 +3,8 @@
 //
 // Features come in pieces: piece u holds `counts[u]` vectors. Pieces are gathered into a chunk,
 // packed as panels[panel][k][kPanel], and every pair of panels on or below the diagonal is
-// multiplied once; the rest is its mirror. Packing and products are both shared among the threads,
-// and each entry is summed by one thread in one order.
+// multiplied once, into tiles of its own; the other half is their mirror. Packing and products are
+// both shared among the threads, and each entry is summed by one thread in one order.
 
 // Reads entries of the chunk being packed: feature j of vector k goes to panels at(j, k).
 template <class T> struct Panels {
@@ -29,8 +29,19 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
   const int64_t capacity = std::max(longest, std::clamp<int64_t>(afford, 16, 512));
   Scratch<T> storage(panel_count * kPanel<T> * capacity);
   const Panels<T> panels{storage.data(), capacity};
-  bool first_chunk = true;
-  for (size_t begin = 0; begin < counts.size() || first_chunk;) {
+  const int64_t pairs = panel_count * (panel_count + 1) / 2, area = kPanel<T> * kPanel<T>;
+  Scratch<T> tiles(pairs * area);
+  // Pair number i * (i + 1) / 2 + j is row panel i with column panel j <= i.
+  auto each_pair = [&](auto body) {
+    context.parallel_for(pairs, [&](int64_t pair) {
+      int64_t i = static_cast<int64_t>((std::sqrt(8.0 * pair + 1) - 1) / 2);
+      while (i * (i + 1) / 2 > pair) --i;
+      while ((i + 1) * (i + 2) / 2 <= pair) ++i;
+      body(tiles.data() + pair * area, i * kPanel<T>, (pair - i * (i + 1) / 2) * kPanel<T>,
+           std::min<int64_t>(kPanel<T>, features - i * kPanel<T>));
+    });
+  };
+  for (size_t begin = 0; begin < counts.size();) {
     size_t end = begin;
     std::vector<int64_t> starts;
     int64_t used = 0;
@@ -42,28 +53,23 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
       const int64_t piece = task / pack_tasks;
       pack(panels, begin + piece, starts[piece], task % pack_tasks);
     });
-    context.parallel_for(panel_count * (panel_count + 1) / 2, [&](int64_t pair) {
-      int64_t i = static_cast<int64_t>((std::sqrt(8.0 * pair + 1) - 1) / 2);
-      while (i * (i + 1) / 2 > pair) --i;
-      while ((i + 1) * (i + 2) / 2 <= pair) ++i;
-      const int64_t j = pair - i * (i + 1) / 2;
-      alignas(64) T tile[kPanel<T> * kPanel<T>];
-      const int64_t rows = std::min<int64_t>(kPanel<T>, features - i * kPanel<T>);
-      const int64_t columns = std::min<int64_t>(kPanel<T>, features - j * kPanel<T>);
-      product_rows<T>(panels.column(i * kPanel<T>, 0), 1, kPanel<T>, rows,
-                      panels.column(j * kPanel<T>, 0), used, tile, kPanel<T>, false);
-      const T decay = first_chunk ? update.decay : 1, scale = update.scale;
-      auto add = [&](int64_t row, int64_t column, T value) {
-        T& at = out[row * out_row + column * out_column];
-        at = (decay == 0 ? T(0) : decay * at) + scale * value;
-      };
-      for (int64_t r = 0; r < rows; ++r)
-        for (int64_t c = 0; c < columns; ++c) {
-          add(i * kPanel<T> + r, j * kPanel<T> + c, tile[r * kPanel<T> + c]);
-          if (i != j) add(j * kPanel<T> + c, i * kPanel<T> + r, tile[r * kPanel<T> + c]);
-        }
+    each_pair([&](T* tile, int64_t row, int64_t column, int64_t rows) {
+      product_rows<T>(panels.column(row, 0), 1, kPanel<T>, rows, panels.column(column, 0), used,
+                      tile, kPanel<T>, true);
     });
-    first_chunk = false;
     begin = end;
   }
+  each_pair([&](const T* tile, int64_t row, int64_t column, int64_t rows) {
+    const int64_t columns = std::min<int64_t>(kPanel<T>, features - column);
+    const T decay = update.decay, scale = update.scale;
+    auto add = [&](int64_t r, int64_t c, T value) {
+      T& at = out[r * out_row + c * out_column];
+      at = (decay == 0 ? T(0) : decay * at) + scale * value;
+    };
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < columns; ++c) {
+        add(row + r, column + c, tile[r * kPanel<T> + c]);
+        if (row != column) add(column + c, row + r, tile[r * kPanel<T> + c]);
+      }
+  });
 }

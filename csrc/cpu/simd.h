@@ -27,13 +27,49 @@ template <class T> inline void store(T* p, Reg<T> v) {
 }
 template <class T> inline Reg<T> broadcast(T x) { return x - Reg<T>{}; }
 
-// Sum of a vector's lanes, in one fixed order.
+// Lanes of a vector added down to 16 bytes: [0] + [half], and so on, in one fixed order.
+template <class T> struct Quarter;
+template <> struct Quarter<float> {
+  typedef float Reg __attribute__((vector_size(16)));
+};
+template <> struct Quarter<double> {
+  typedef double Reg __attribute__((vector_size(16)));
+};
+
+template <class T> inline typename Quarter<T>::Reg fold(Reg<T> v) {
+  typename Quarter<T>::Reg parts[kVectorBytes / 16];
+  __builtin_memcpy(parts, &v, sizeof(v));
+  if constexpr (kVectorBytes == 64) return (parts[0] + parts[2]) + (parts[1] + parts[3]);
+  if constexpr (kVectorBytes == 32) return parts[0] + parts[1];
+  return parts[0];
+}
+
+// out[c] = sum of the lanes of v[c], several vectors at a time.
+template <int C> inline void sum_each(const Reg<float>* v, float* out) {
+  typedef Quarter<float>::Reg Q;
+  for (int c = 0; c < C; c += 4) {
+    Q q[4] = {};
+    for (int i = 0; i < 4 && c + i < C; ++i) q[i] = fold<float>(v[c + i]);
+    const Q ab = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5) +
+                 __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
+    const Q cd = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5) +
+                 __builtin_shufflevector(q[2], q[3], 2, 6, 3, 7);
+    const Q all =
+        __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
+    __builtin_memcpy(out + c, &all, sizeof(float) * std::min(4, C - c));
+  }
+}
+template <int C> inline void sum_each(const Reg<double>* v, double* out) {
+  for (int c = 0; c < C; ++c) {
+    const auto pair = fold<double>(v[c]);
+    out[c] = pair[0] + pair[1];
+  }
+}
+
 template <class T> inline T sum(Reg<T> v) {
-  T lanes[kWidth<T>];
-  store<T>(lanes, v);
-  for (int half = kWidth<T> / 2; half > 0; half /= 2)
-    for (int lane = 0; lane < half; ++lane) lanes[lane] += lanes[lane + half];
-  return lanes[0];
+  T total;
+  sum_each<1>(&v, &total);
+  return total;
 }
 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }

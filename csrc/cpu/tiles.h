@@ -18,11 +18,12 @@ inline void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict
       for (int r = 0; r < R; ++r) acc[r][j] += rows[r] * column;
     }
   }
-  for (int r = 0; r < R; ++r)
-    for (int j = 0; j < C; ++j) {
-      const T total = sum<T>(acc[r][j]);
-      c[r * c_pitch + j] = accumulate ? c[r * c_pitch + j] + total : total;
-    }
+  for (int r = 0; r < R; ++r) {
+    T totals[C];
+    sum_each<C>(acc[r], totals);
+    T* at = c + r * c_pitch;
+    for (int j = 0; j < C; ++j) at[j] = accumulate ? at[j] + totals[j] : totals[j];
+  }
 }
 
 // c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j + q] for any number of rows and columns.
