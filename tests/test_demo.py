@@ -1,0 +1,68 @@
+"""The demo: its methods against autograd, and its command line from data to picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from lapkernels.demo import curvature, data, main, model
+
+
+def test_demo_compares_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    threads = torch.get_num_threads()
+    out = tmp_path / "out"
+    main(["--out", str(out), "--epochs", "1", "--images", "100", "--batch", "2"])
+    rows = {row["method"]: row for row in json.loads((out / "results.json").read_text())}
+    assert rows["exact"]["error"] < 1e-5
+    # Estimates: wrong by their nature, but no further than this.
+    assert rows["approx"]["error"] < 2
+    assert rows["mc, 8 columns"]["error"] < 2
+    assert torch.get_num_threads() == threads
+    printed = capsys.readouterr().out
+    assert "relative error" in printed
+    pytest.importorskip("matplotlib")
+    assert (out / "uncertainty.png").stat().st_size > 10_000
+
+
+def test_demo_reads_a_file_of_larger_images(tmp_path: Path) -> None:
+    images = numpy.random.default_rng(0).integers(0, 256, (20, 14, 14), dtype=numpy.uint8)
+    numpy.savez(tmp_path / "images.npz", x_train=images, x_test=images)
+    arguments = ["--data", str(tmp_path / "images.npz"), "--out", str(tmp_path / "out")]
+    main([*arguments, "--epochs", "1"])
+    rows = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert {row["method"]: row["error"] < 1e-5 for row in rows}["exact"]
+
+
+def test_file_without_images_is_refused(tmp_path: Path) -> None:
+    numpy.savez(tmp_path / "other.npz", y=numpy.zeros(3))
+    with pytest.raises(ValueError, match=r"lacks \['x_test', 'x_train'\]"):
+        data.load(tmp_path / "other.npz")
+
+
+def test_drawn_digits_are_images() -> None:
+    images = data.drawn_digits(50)
+    assert images.shape == (50, 1, 8, 8)
+    assert images.min() >= 0 and images.max() <= 1
+    assert images.std(0).mean() > 0.05
+
+
+def test_predictive_variance_is_that_of_the_full_jacobian() -> None:
+    torch.manual_seed(0)
+    network = model.autoencoder((12, 12)).double()
+    x = torch.rand(2, 1, 12, 12, dtype=torch.float64)
+    precision = {name: 1 + torch.rand_like(p.detach()) for name, p in network.named_parameters()}
+    variance = curvature.predictive_variance(network, x, precision)
+    parameters = dict(network.named_parameters())
+    for n in (0, 1):
+        jacobian = torch.func.jacrev(
+            lambda values, n=n: torch.func.functional_call(network, values, (x[n : n + 1],))
+        )(parameters)
+        shares = [
+            (j.flatten(4).square() / precision[name].flatten()).sum(4)[0]
+            for name, j in jacobian.items()
+        ]
+        torch.testing.assert_close(variance[n], torch.stack(shares).sum(0))
