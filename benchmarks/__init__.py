@@ -1,0 +1,1 @@
+"""Benchmarks: time and peak memory of the ops, against plain torch and other packages."""
