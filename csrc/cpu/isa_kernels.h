@@ -7,6 +7,8 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "planes.h"
 #include "tiles.h"
 #include "correlation.h"
+#include "tile_transform.h"
+#include "block_maker.h"
 #include "jacobian_squared_sum.h"
 #include "jacobian_squared_dot.h"
 #include "jacobian_gram.h"

@@ -21,30 +21,22 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     T* gram = partial.data() + task * columns * columns;
     BlockMaker<T> maker(p, part.rows, part.channels);
-    const int64_t size = round_up(part.rows * part.channels * p.kernel, kWidth<T>);
-    Scratch<T> plain(columns * size), weighted(columns * size);
+    const int64_t size = part.rows * maker.layout().pitch;
+    Scratch<T> plain(columns * size), weighted(columns * size), weight(size);
     std::vector<int64_t> offsets(columns);
     for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
     for (int64_t b = b0; b < b1; ++b) {
-      const int64_t width = blocks[b].channels() * p.kernel, rows = blocks[b].rows();
+      gather_weight(weight.data(), variance.data, p, blocks[b], maker.layout());
+      const int64_t count = maker.size(blocks[b]);
       for (int64_t v = 0; v < columns; ++v) {
-        maker.make(blocks[b], n, v, false, Identity{}, Identity{});
-        for (int64_t r = 0; r < rows; ++r) {
-          const T* g = maker.values() + r * maker.pitch();
-          const T* weight = weight_row(variance.data, p, blocks[b], r);
-          T* to = plain.data() + v * size + r * width;
-          T* to_weighted = weighted.data() + v * size + r * width;
-          for (int64_t j = 0; j < width; ++j) {
-            to[j] = g[j];
-            to_weighted[j] = weight[j] * g[j];
-          }
+        maker.make(blocks[b], n, v);
+        const T *g = maker.values(), *w = weight.data();
+        T *to = plain.data() + v * size, *to_weighted = weighted.data() + v * size;
+        for (int64_t i = 0; i < count; ++i) {
+          to[i] = g[i];
+          to_weighted[i] = w[i] * g[i];
         }
-        // A smaller block than the last leaves stale values behind: clear the last vector.
-        const int64_t used = rows * width;
-        for (int64_t j = used; j < round_up(used, kWidth<T>); ++j)
-          plain.data()[v * size + j] = weighted.data()[v * size + j] = T(0);
       }
-      const int64_t count = round_up(rows * width, kWidth<T>);
       constexpr int64_t kStrip = 12;
       for (int64_t v = 0; v < columns; v += kStrip) {
         const int64_t strip = std::min(kStrip, columns - v);

@@ -4,10 +4,17 @@
 // Parallel over samples and runs of columns; with few of them also over fixed shares of the
 // weight's blocks, whose sums are added in order.
 
-// First entry of a block's row in a contiguous weight [A, B / groups, k].
+// A block of the contiguous weight [A, B / groups, k], laid out like the block's values.
 template <class T>
-const T* weight_row(const T* weight, const Correlation<T>& p, const Block& block, int64_t row) {
-  return weight + ((block.group * p.rows + block.a0 + row) * p.channels + block.b0) * p.kernel;
+void gather_weight(T* to, const T* weight, const Correlation<T>& p, const Block& block,
+                   const Layout& layout) {
+  std::fill(to, to + block.rows() * layout.pitch, T(0));
+  for (int64_t r = 0; r < block.rows(); ++r, to += layout.pitch) {
+    const T* from =
+        weight + ((block.group * p.rows + block.a0 + r) * p.channels + block.b0) * p.kernel;
+    for (int64_t b = 0; b < block.channels(); ++b)
+      for (int64_t k = 0; k < p.kernel; ++k) to[b * layout.channel + k * layout.tap] = *from++;
+  }
 }
 
 template <class T>
@@ -26,25 +33,25 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
-    for (int64_t b = b0; b < b1; ++b)
+    Scratch<T> weight(part.rows * maker.layout().pitch);
+    for (int64_t b = b0; b < b1; ++b) {
+      gather_weight(weight.data(), variance.data, p, blocks[b], maker.layout());
       for (int64_t v = v0; v < v1; ++v) {
-        maker.make(blocks[b], n, v, false, Identity{}, Identity{});
-        const int64_t width = blocks[b].channels() * p.kernel;
-        T total = 0;
-        for (int64_t r = 0; r < blocks[b].rows(); ++r) {
-          const T* g = maker.values() + r * maker.pitch();
-          const T* weight = weight_row(variance.data, p, blocks[b], r);
-          Reg<T> lanes{};
-          int64_t j = 0;
-          for (; j + kWidth<T> <= width; j += kWidth<T>) {
-            const Reg<T> value = load(g + j);
-            lanes += load(weight + j) * value * value;
+        maker.make(blocks[b], n, v);
+        const T *g = maker.values(), *w = weight.data();
+        Reg<T> lanes[4] = {};
+        int64_t i = 0;
+        const int64_t size = maker.size(blocks[b]);
+        for (; i + 4 * kWidth<T> <= size; i += 4 * kWidth<T>)
+          for (int k = 0; k < 4; ++k) {
+            const Reg<T> value = load(g + i + k * kWidth<T>);
+            lanes[k] += load(w + i + k * kWidth<T>) * value * value;
           }
-          total += sum<T>(lanes);
-          for (; j < width; ++j) total += weight[j] * g[j] * g[j];
-        }
-        partial[(n * p.columns + v) * shares + share] += total;
+        for (; i < size; i += kWidth<T>) lanes[0] += load(w + i) * load(g + i) * load(g + i);
+        partial[(n * p.columns + v) * shares + share] +=
+            sum<T>((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
       }
+    }
   });
   for (int64_t unit = 0; unit < units; ++unit) {
     T total = 0;

@@ -42,26 +42,28 @@ inline std::pair<int64_t, int64_t> run_range(int64_t units, int64_t runs, int64_
   return {units * r / runs, units * (r + 1) / runs};
 }
 
-// out <- decay * out + scale * value on a strided weight [A, B, kz, ky, kx], for one block whose
-// values are value[row * pitch + j].
+// out <- decay * out + scale * value on a strided weight [A, B, kz, ky, kx], for one block.
 template <class T>
 void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, const Block& block,
-                   const T* value, int64_t pitch) {
-  for (int64_t a = block.a0; a < block.a1; ++a, value += pitch) {
-    const T* from = value;
-    for (int64_t b = block.b0; b < block.b1; ++b)
-      for (int64_t z = 0; z < p.taps.kernel[0]; ++z)
-        for (int64_t y = 0; y < p.taps.kernel[1]; ++y)
-          for (int64_t x = 0; x < p.taps.kernel[2]; ++x, ++from) {
-            T& at = out.data[(block.group * p.rows + a) * out.stride[1] + b * out.stride[2] +
-                             z * out.stride[3] + y * out.stride[4] + x * out.stride[5]];
-            at = (update.decay == 0 ? T(0) : T(update.decay) * at) + T(update.scale) * *from;
-          }
-  }
+                   const T* value, const Layout& layout) {
+  std::vector<int64_t> taps;
+  for (int64_t z = 0; z < p.taps.kernel[0]; ++z)
+    for (int64_t y = 0; y < p.taps.kernel[1]; ++y)
+      for (int64_t x = 0; x < p.taps.kernel[2]; ++x)
+        taps.push_back(z * out.stride[3] + y * out.stride[4] + x * out.stride[5]);
+  const T decay = update.decay, scale = update.scale;
+  for (int64_t a = block.a0; a < block.a1; ++a, value += layout.pitch)
+    for (int64_t b = block.b0; b < block.b1; ++b) {
+      T* to = out.data + (block.group * p.rows + a) * out.stride[1] + b * out.stride[2];
+      const T* from = value + (b - block.b0) * layout.channel;
+      for (int64_t k = 0; k < p.kernel; ++k)
+        to[taps[k]] =
+            (decay == 0 ? T(0) : decay * to[taps[k]]) + scale * from[k * layout.tap];
+    }
 }
 
-// Sums `term` over all samples and columns for every block of the weight, and updates out.
-// term(maker, block, n, v, total, first) adds one unit's share to total [rows, pitch].
+// Sums terms over all samples and columns for every block of the weight, and updates out.
+// term(maker, block, n, v, total) adds one unit's share to total, laid out like the block.
 template <class T, class Term>
 void sum_over_units(const Context& context, const Grid<T>& out, Update update,
                     const Correlation<T>& p, Term term) {
@@ -71,8 +73,8 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
   const Partition part = small && units >= kRuns ? Partition{p.rows, p.channels, kRuns}
                                                  : partition(p, context.threads, kBlockValues);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
-  const int64_t pitch = round_up(part.channels * p.kernel, kPanel<T>);
-  const int64_t size = part.rows * pitch;
+  const Layout layout = choose_layout(p, part.rows, part.channels);
+  const int64_t size = part.rows * layout.pitch;
   Scratch<T> partial(part.runs > 1 ? part.runs * size * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
@@ -82,14 +84,14 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
     const auto [begin, end] = run_range(units, part.runs, run);
     for (int64_t unit = begin; unit < end; ++unit)
       term(maker, blocks[b], unit / p.columns, unit % p.columns, total);
-    if (part.runs == 1) update_weight(out, update, p, blocks[b], total, pitch);
+    if (part.runs == 1) update_weight(out, update, p, blocks[b], total, layout);
   });
   if (part.runs == 1) return;
   for (size_t b = 0; b < blocks.size(); ++b) {
     T* total = partial.data() + b * part.runs * size;
     for (int64_t run = 1; run < part.runs; ++run)
       for (int64_t i = 0; i < size; ++i) total[i] += total[run * size + i];
-    update_weight(out, update, p, blocks[b], total, pitch);
+    update_weight(out, update, p, blocks[b], total, layout);
   }
 }
 
@@ -99,9 +101,9 @@ void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Gr
   const Correlation<T> problem(small, large, taps);
   sum_over_units<T>(context, out, update, problem,
                     [](BlockMaker<T>& maker, const Block& block, int64_t n, int64_t v, T* total) {
-                      maker.make(block, n, v, false, Identity{}, Identity{});
+                      maker.make(block, n, v);
                       const T* g = maker.values();
-                      for (int64_t i = 0; i < block.rows() * maker.pitch(); ++i)
-                        total[i] += g[i] * g[i];
+                      const int64_t size = maker.size(block);
+                      for (int64_t i = 0; i < size; ++i) total[i] += g[i] * g[i];
                     });
 }

@@ -1,0 +1,166 @@
+// Makes the blocks of correlation.h, in the way that is cheapest for the sizes at hand.
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+//   dots: both operands are copied once into padded arrays in which every tap is an offset, and
+//     vectors run along the positions; no unfolding at all. For few channels or many positions.
+//   panels: windows are packed position by position, kPanel columns wide, and vectors run along
+//     the columns. For few positions.
+//   tiles: 3 x 3 kernels with fewer products (tile_transform.h), vectors along the channels.
+
+// Bytes of padded arrays held at a time.
+constexpr int64_t kPlaneBytes = 128 << 10;
+
+enum class Way { dots, panels, tiles };
+
+// How a block's values are laid out: entry (row, b, k) is at row * pitch + b * channel + k * tap.
+struct Layout {
+  Way way;
+  int64_t pitch, channel, tap;
+};
+
+// Instructions of each way on one sample and column: products, and what comes with them.
+template <class T>
+Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
+  constexpr int64_t kPanelBytes = 256 << 10;
+  const double width = channels * p.kernel, panel_width = round_up(channels * p.kernel, kPanel<T>);
+  const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
+  const Planes planes = Planes::make<T>(p.axes(), channels, kPlaneBytes);
+  Layout best{Way::dots, int64_t(panel_width), p.kernel, 1};
+  double cost = rows * width * (planes.slabs() * planes.flat / kWidth<T> + 4.0);
+  if (planes.slabs() == 1 && panel_width * p.positions * sizeof(T) <= kPanelBytes) {
+    const double panels = round_up(rows, 2) * panel_width / kWidth<T> * (p.positions + 4) +
+                          1.5 * panel_width * p.positions / reuse;
+    if (panels < cost) {
+      cost = panels;
+      best.way = Way::panels;
+    }
+  }
+  if (TileTransform<T>::applies(p)) {
+    const int64_t pitch = TileTransform<T>::channel_pitch(channels);
+    const double tiles = TileTransform<T>::tiles_down(p) * TileTransform<T>::tiles_across(p);
+    const double vectors = double(pitch) / kWidth<T>;
+    const double products = round_up(rows, kRows) * vectors * (16 * (tiles + 3) + 60) +
+                            tiles * (80 * vectors + 8 * pitch) / reuse + tiles * rows * 10;
+    if (products < cost) return {Way::tiles, 9 * pitch, 1, pitch};
+  }
+  return best;
+}
+
+// Makes blocks of G, one (sample, column) after another. One object serves one thread.
+template <class T> class BlockMaker {
+ public:
+  BlockMaker(const Correlation<T>& problem, int64_t rows, int64_t channels)
+      : problem_(problem),
+        layout_(choose_layout(problem, rows, channels)),
+        planes_(Planes::make<T>(problem.axes(), channels, kPlaneBytes)),
+        values_(rows * layout_.pitch) {
+    if (layout_.way == Way::tiles) {
+      tiles_.emplace(problem, rows, channels);
+      return;
+    }
+    arrays_.emplace(channels * planes_.phases * planes_.plane + planes_.flat);
+    if (layout_.way == Way::panels) {
+      rows_.emplace(rows * problem.positions);
+      panels_.emplace(layout_.pitch * problem.positions);
+    } else {
+      rows_.emplace(rows * planes_.flat);
+    }
+    const auto taps = planes_.tap_offsets(problem.taps.kernel);
+    offsets_.resize(channels * problem.kernel);
+    for (int64_t b = 0; b < channels; ++b)
+      for (const auto& [offset, index] : taps)
+        offsets_[b * problem.kernel + index] = b * planes_.phases * planes_.plane + offset;
+  }
+
+  const Layout& layout() const { return layout_; }
+  T* values() { return values_.data(); }
+  // Values of a block with what lies between its rows, which is zero.
+  int64_t size(const Block& block) const { return block.rows() * layout_.pitch; }
+
+  // values = G of the block, or values += G, with a function applied to either operand.
+  template <class F = Identity, class H = Identity>
+  void make(const Block& block, int64_t n, int64_t v, F of_small = {}, H of_large = {}) {
+    const int64_t a = block.group * problem_.rows + block.a0;
+    const int64_t b = block.group * problem_.channels + block.b0;
+    const int64_t width = block.channels() * problem_.kernel;
+    if constexpr (std::is_same_v<F, Identity> && std::is_same_v<H, Identity>)
+      if (layout_.way == Way::tiles) {
+        const bool same = holds({b, b + block.channels(), n, column(v), 0});
+        return tiles_->make(n, v, a, block.rows(), b, block.channels(), same, values_.data(),
+                            false);
+      }
+    for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
+      const bool same = holds({b, b + block.channels(), n, column(v), slab});
+      if (!same)
+        fill_planes<T>(arrays_->data(), planes_, slab, problem_.large, v, n, b,
+                       b + block.channels(), of_large);
+      if (layout_.way == Way::panels) {
+        if (!same) pack(width);
+        multiply(block, a, n, v, width, of_small);
+        continue;
+      }
+      fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, problem_.small, v, n, a,
+                        a + block.rows(), of_small);
+      dot_block<T>(rows_->data(), planes_.flat, block.rows(), arrays_->data(), offsets_.data(),
+                   width, planes_.extent<T>(slab), values_.data(), layout_.pitch, slab > 0);
+    }
+  }
+
+ private:
+  // What the windows were made from: channels, sample, column and slab.
+  using Key = std::array<int64_t, 5>;
+
+  int64_t column(int64_t v) const { return problem_.large.size[0] > 1 ? v : 0; }
+  bool holds(const Key& key) { return std::exchange(key_, key) == key; }
+
+  // panels[panel][t][j] = window value of column j at position t.
+  void pack(int64_t width) {
+    const int64_t nz = planes_.count(0, 0), ny = planes_.count(1, 0), nx = planes_.count(2, 0);
+    const T* arrays = arrays_->data();
+    for (int64_t first = 0; first < width; first += kPanel<T>) {
+      const int64_t wide = std::min<int64_t>(kPanel<T>, width - first);
+      T* out = panels_->data() + first * problem_.positions;
+      const int64_t* offsets = offsets_.data() + first;
+      for (int64_t z = 0; z < nz; ++z)
+        for (int64_t y = 0; y < ny; ++y)
+          for (int64_t x = 0; x < nx; ++x, out += kPanel<T>) {
+            const T* from = arrays + planes_.row(z, y) + x;
+            for (int64_t j = 0; j < wide; ++j) out[j] = from[offsets[j]];
+          }
+    }
+  }
+
+  template <class F>
+  void multiply(const Block& block, int64_t a, int64_t n, int64_t v, int64_t width, F of_small) {
+    const Grid<const T>& s = problem_.small;
+    const T* base = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] +
+                    a * s.stride[2];
+    int64_t row_stride = s.stride[2], step = s.stride[5];
+    const bool even = (s.size[4] == 1 || s.stride[4] == s.stride[5] * s.size[5]) &&
+                      (s.size[3] == 1 || s.stride[3] == s.stride[5] * s.size[5] * s.size[4]);
+    if (!even || !std::is_same_v<F, Identity>) {
+      T* out = rows_->data();
+      for (int64_t r = 0; r < block.rows(); ++r)
+        for (int64_t z = 0; z < s.size[3]; ++z)
+          for (int64_t y = 0; y < s.size[4]; ++y, out += s.size[5])
+            copy_row(out, base + r * s.stride[2] + z * s.stride[3] + y * s.stride[4], s.size[5],
+                     s.stride[5], of_small);
+      base = rows_->data();
+      row_stride = problem_.positions;
+      step = 1;
+    }
+    for (int64_t first = 0; first < width; first += kPanel<T>)
+      product_rows<T>(base, row_stride, step, block.rows(),
+                      panels_->data() + first * problem_.positions, problem_.positions,
+                      values_.data() + first, layout_.pitch, false);
+  }
+
+  const Correlation<T>& problem_;
+  Layout layout_;
+  Planes planes_;
+  std::vector<int64_t> offsets_;
+  std::optional<Scratch<T>> arrays_, rows_, panels_;
+  std::optional<TileTransform<T>> tiles_;
+  Scratch<T> values_;
+  Key key_{-1, -1, -1, -1, -1};
+};
