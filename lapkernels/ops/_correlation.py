@@ -14,6 +14,7 @@ from lapkernels.ops.geometry import (
     check_groups,
     check_rank,
     check_same,
+    check_shape,
     spatial_size,
 )
 
@@ -125,23 +126,38 @@ def weight_shape(
 
 
 def canonical(
-    s: Tensor, x: Tensor, geometry: Geometry
+    s: Tensor, x: Tensor, geometry: Geometry, name: str = "s"
 ) -> tuple[Tensor, Tensor, list[int], list[int], list[int], list[int], int]:
-    """Arguments of the registered ops for ``s`` [V, N, O, ...] and ``x`` [N, I, ...], after checks."""
-    check_rank("s", s, geometry, 2)
+    """Arguments of the registered ops for ``s`` [V, N, O, ...] and ``x`` [N, I, ...], after checks.
+
+    ``name`` is what the caller's user calls ``s``.
+    """
+    check_rank(name, s, geometry, 2)
     check_rank("x", x, geometry, 1)
-    check_same("x", x, s=s)
+    check_same("x", x, **{name: s})
     if s.shape[1] != x.shape[0]:
-        raise ValueError(f"s holds {s.shape[1]} samples, but x holds {x.shape[0]}")
+        raise ValueError(f"{name} holds {s.shape[1]} samples, but x holds {x.shape[0]}")
     geometry.check_pair(spatial_size(x, geometry, 1), spatial_size(s, geometry, 2))
     x, geometry = pad_input(x, geometry)
     output = channels_first(s, geometry, 2)
     entry = channels_first(x, geometry, 1).unsqueeze(0)
-    check_groups(output.shape[2], "s", geometry.groups)
+    check_groups(output.shape[2], name, geometry.groups)
     check_groups(entry.shape[2], "x", geometry.groups)
     kernel = list(geometry.kernel_size) or [1]
     pair = (entry, output) if geometry.transposed else (output, entry)
     return (*pair, kernel, *geometry.arguments)
+
+
+def position_sums(
+    s: Tensor, geometry: Geometry, variance: Tensor | None = None
+) -> Tensor:
+    """sum_t s[v, n, o, t], the bias's Jacobian columns [V, N, O], after checks."""
+    check_rank("s", s, geometry, 2)
+    sums = channels_first(s, geometry, 2).flatten(3).sum(3)
+    if variance is not None:
+        check_same("s", s, variance=variance)
+        check_shape("variance", variance, sums.shape[2:])
+    return sums
 
 
 def pad_input(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:

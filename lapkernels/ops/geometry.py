@@ -49,6 +49,8 @@ class Geometry:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")
         if any(side < 0 for pair in self.padding for side in pair):
             raise ValueError(f"padding={self.padding} must not be negative")
+        if any(extra < 0 for extra in self.output_padding):
+            raise ValueError(f"output_padding={self.output_padding} must not be negative")
         if self.groups < 1:
             raise ValueError(f"groups={self.groups} must be positive")
         if dims > 3:
@@ -127,6 +129,10 @@ class Geometry:
                 raise ValueError(
                     f"positions of input {input_size} and output {output_size} must be equal"
                 )
+        elif len(input_size) != len(self.kernel_size):
+            raise ValueError(
+                f"input of spatial size {input_size}: {len(self.kernel_size)} numbers are needed"
+            )
         elif self.output_size(input_size) != output_size:
             raise ValueError(
                 f"output of spatial size {output_size} does not belong to an input of "

@@ -15,10 +15,11 @@ from lapkernels.ops._correlation import (
     canonical,
     column_count,
     jacobian,
+    position_sums,
     weight_shape,
 )
 from lapkernels.ops._library import register
-from lapkernels.ops.geometry import Geometry, channels_first, check_same, check_shape
+from lapkernels.ops.geometry import Geometry, check_same, check_shape
 
 
 def jacobian_gram(
@@ -45,7 +46,7 @@ def jacobian_gram(
 
 def jacobian_gram_bias(s: Tensor, variance: Tensor, geometry: Geometry) -> Tensor:
     """The bias's share of the covariance, [N, V, V]."""
-    sums = channels_first(s, geometry, 2).flatten(3).sum(3).transpose(0, 1)
+    sums = position_sums(s, geometry, variance).transpose(0, 1)
     return (sums * variance) @ sums.mT
 
 

@@ -14,11 +14,12 @@ from lapkernels.ops._correlation import (
     canonical,
     column_count,
     jacobian,
+    position_sums,
     weight_shape,
 )
 from lapkernels.ops._library import register
 from lapkernels.ops._squared_backward import squared_backward
-from lapkernels.ops.geometry import Geometry, channels_first, check_same, check_shape
+from lapkernels.ops.geometry import Geometry, check_same, check_shape
 
 
 def jacobian_squared_dot(
@@ -45,8 +46,7 @@ def jacobian_squared_dot(
 
 def jacobian_squared_dot_bias(s: Tensor, variance: Tensor, geometry: Geometry) -> Tensor:
     """The bias's share of the variance, [N, V]."""
-    sums = channels_first(s, geometry, 2).flatten(3).sum(3)
-    return (sums.square() @ variance).T
+    return (position_sums(s, geometry, variance).square() @ variance).T
 
 
 def _reference(

@@ -17,12 +17,13 @@ from lapkernels.ops._correlation import (
     canonical,
     jacobian,
     out_like,
+    position_sums,
     weight_like,
     weight_shape,
 )
 from lapkernels.ops._library import register
 from lapkernels.ops._squared_backward import squared_backward
-from lapkernels.ops.geometry import Geometry, channels_first
+from lapkernels.ops.geometry import Geometry
 
 
 def jacobian_squared_sum(
@@ -47,7 +48,7 @@ def jacobian_squared_sum(
 
 def jacobian_squared_sum_bias(s: Tensor, geometry: Geometry) -> Tensor:
     """D of the bias, [O]: sum over samples and columns of (sum_t S)²."""
-    return channels_first(s, geometry, 2).flatten(3).sum(3).square().sum((0, 1))
+    return position_sums(s, geometry).square().sum((0, 1))
 
 
 def _reference(

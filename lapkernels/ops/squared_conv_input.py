@@ -20,6 +20,7 @@ from lapkernels.ops._padding import fold_padding
 from lapkernels.ops.geometry import (
     Geometry,
     channels_first,
+    check_groups,
     check_rank,
     check_same,
     check_shape,
@@ -58,6 +59,7 @@ def squared_conv_input(
     if weight.dim() != 2 + len(geometry.kernel_size):
         raise ValueError(f"weight has shape {tuple(weight.shape)}: wrong number of dimensions")
     check_shape("weight", weight, (*weight.shape[:2], *geometry.kernel_size))
+    check_groups(weight.shape[0], "weight", geometry.groups)
     geometry.check_pair(size, spatial_size(m, geometry, 1))
     channels = weight.shape[1] * geometry.groups
     o, i = (channels, weight.shape[0]) if geometry.transposed else (weight.shape[0], channels)

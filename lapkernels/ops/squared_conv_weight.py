@@ -19,7 +19,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import register
-from lapkernels.ops.geometry import Geometry, channels_first
+from lapkernels.ops.geometry import Geometry, channels_first, check_rank
 
 
 def squared_conv_weight(
@@ -36,13 +36,15 @@ def squared_conv_weight(
     For Linear the tensors are [N, ..., O] and [N, ..., I].
     With ``out`` the result is ``out <- decay * out + scale * D``, in place.
     """
-    arguments = (*canonical(m.unsqueeze(0), x, geometry), geometry.transposed)
+    check_rank("m", m, geometry, 1)
+    arguments = (*canonical(m.unsqueeze(0), x, geometry, name="m"), geometry.transposed)
     value = _op(*arguments, out=out_like(out, geometry), decay=decay, scale=scale)
     return weight_like(value, geometry) if out is None else out
 
 
 def squared_conv_bias(m: Tensor, geometry: Geometry) -> Tensor:
     """D of the bias, [O]: ``m`` [N, O, *out] summed over samples and positions."""
+    check_rank("m", m, geometry, 1)
     return channels_first(m, geometry, 1).flatten(2).sum((0, 2))
 
 
