@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops._library import register_list_update
+from lapkernels.ops._library import accumulate, register_list_update
 from lapkernels.ops._lists import check_lists
 
 
@@ -25,7 +25,7 @@ def _reference(
     precision: Sequence[Tensor], diagonal: Sequence[Tensor], decay: float, scale: float
 ) -> None:
     for h, d in zip(precision, diagonal, strict=True):
-        h.mul_(decay).add_(d, alpha=scale)
+        accumulate(h, d, decay, scale)
 
 
 _op = register_list_update(

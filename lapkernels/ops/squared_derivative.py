@@ -17,7 +17,7 @@ _DERIVATIVES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "identity": lambda z, slope: torch.ones_like(z),
     "given": lambda z, slope: z,
     "relu": lambda z, slope: (z > 0).to(z.dtype),
-    "leaky_relu": lambda z, slope: torch.where(z > 0, 1.0, slope).to(z.dtype),
+    "leaky_relu": lambda z, slope: torch.ones_like(z).masked_fill(~(z > 0), slope),
     "elu": lambda z, slope: aten.elu_backward(torch.ones_like(z), slope, 1, 1, False, z),
     "tanh": lambda z, slope: 1 - z.tanh().square(),
     "sigmoid": lambda z, slope: z.sigmoid() * (1 - z.sigmoid()),
