@@ -25,7 +25,8 @@ KINDS: dict[str, type[nn.Module]] = {
     "conv_transpose3d": nn.ConvTranspose3d,
 }
 
-# For x * y summed over T positions, this many non-zero products keep integer sums in float32's reach.
+# Non-zero products in a sum over positions, and parameters with a variance, that keep sums of
+# integers within float32's reach.
 _EXACT_PRODUCTS = 64
 _EXACT_PARAMETERS = 256
 
@@ -94,7 +95,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Data:
-    """Tensors for one layer; `variance` has the weight's shape, `z` the input's, `m` the output's."""
+    """Tensors for one layer; `variance` is shaped as the weight, `z` as the input."""
 
     layer: Layer
     x: Tensor

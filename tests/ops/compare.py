@@ -1,4 +1,4 @@
-"""Comparisons that cannot pass on nothing: an expected result must have entries that are not zero."""
+"""Comparisons that cannot pass on nothing: what is expected must not be all zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def assert_within(found: Tensor, wanted: Tensor, tolerance: Tensor, *, empty: bool = False) -> None:
-    """|found - wanted| <= tolerance in every entry; with `empty`, a sum over nothing is expected."""
+    """|found - wanted| <= tolerance, entry by entry; with `empty` a sum over nothing is wanted."""
     _assert_meaningful(found, wanted, empty)
     excess = (found.double() - wanted.double()).abs() - tolerance
     # A comparison with NaN is false, so this asks for what should hold, not for what should not.

@@ -1,4 +1,4 @@
-"""The ops on a layer in one table: how to call each, its brute force, and how many numbers it adds."""
+"""The ops on a layer in one table: how to call each, its brute force, and what it adds up."""
 
 from __future__ import annotations
 
