@@ -22,14 +22,15 @@ struct Layout {
 template <class T>
 Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
   constexpr int64_t kPanelBytes = 256 << 10;
-  const double width = channels * p.kernel, panel_width = round_up(channels * p.kernel, kPanel<T>);
+  const int64_t panel_width = round_up(channels * p.kernel, kPanel<T>);
+  const double width = channels * p.kernel, lanes = round_up(channels * p.kernel, kWidth<T>);
   const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
   const Planes planes = Planes::make<T>(p.axes(), channels, kPlaneBytes);
-  Layout best{Way::dots, int64_t(panel_width), p.kernel, 1};
+  Layout best{Way::dots, panel_width, p.kernel, 1};
   double cost = rows * width * (planes.slabs() * planes.flat / kWidth<T> + 4.0);
-  if (planes.slabs() == 1 && panel_width * p.positions * sizeof(T) <= kPanelBytes) {
-    const double panels = round_up(rows, 2) * panel_width / kWidth<T> * (p.positions + 4) +
-                          1.5 * panel_width * p.positions / reuse;
+  if (planes.slabs() == 1 && panel_width * p.positions * int64_t(sizeof(T)) <= kPanelBytes) {
+    const double panels =
+        rows * lanes / kWidth<T> * (p.positions + 4.0) + 1.5 * lanes * p.positions / reuse;
     if (panels < cost) {
       cost = panels;
       best.way = Way::panels;
@@ -39,8 +40,8 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
     const int64_t pitch = TileTransform<T>::channel_pitch(channels);
     const double tiles = TileTransform<T>::tiles_down(p) * TileTransform<T>::tiles_across(p);
     const double vectors = double(pitch) / kWidth<T>;
-    const double products = round_up(rows, kRows) * vectors * (16 * (tiles + 3) + 60) +
-                            tiles * (80 * vectors + 8 * pitch) / reuse + tiles * rows * 10;
+    const double products = rows * vectors * (16 * (tiles + 3) + 60) +
+                            tiles * (80 * vectors + 6 * pitch) / reuse + tiles * rows * 8;
     if (products < cost) return {Way::tiles, 9 * pitch, 1, pitch};
   }
   return best;
@@ -114,7 +115,7 @@ template <class T> class BlockMaker {
   bool holds(const Key& key) { return std::exchange(key_, key) == key; }
 
   // panels[panel][t][j] = window value of column j at position t.
-  void pack(int64_t width) {
+  [[gnu::noinline]] void pack(int64_t width) {
     const int64_t nz = planes_.count(0, 0), ny = planes_.count(1, 0), nx = planes_.count(2, 0);
     const T* arrays = arrays_->data();
     for (int64_t first = 0; first < width; first += kPanel<T>) {
@@ -151,7 +152,7 @@ template <class T> class BlockMaker {
     }
     for (int64_t first = 0; first < width; first += kPanel<T>)
       product_rows<T>(base, row_stride, step, block.rows(),
-                      panels_->data() + first * problem_.positions, problem_.positions,
+                      panels_->data() + first * problem_.positions, width - first, problem_.positions,
                       values_.data() + first, layout_.pitch, false);
   }
 

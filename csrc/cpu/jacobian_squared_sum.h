@@ -23,6 +23,7 @@ Partition partition(const Correlation<T>& p, int64_t threads, int64_t most_value
   for (int64_t cuts = 1; cuts <= p.channels; ++cuts) {
     const int64_t wide = ceil_div(p.channels, cuts);
     if (cuts > 1 && wide == ceil_div(p.channels, cuts - 1)) continue;
+    if (TileTransform<T>::applies(p) && cuts > 1 && wide % kPanel<T> != 0) continue;
     const int64_t tall =
         std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 12), p.rows);
     const int64_t needed = ceil_div(threads, p.taps.groups * cuts);

@@ -5,8 +5,6 @@
 // shift(k) = stride * offset(k) + phase(k), 0 <= phase < stride, that is entry t + offset(k) of the
 // phase's own array, of length `length` = T + (largest - smallest offset). Padding is zeros in it.
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
-
 struct Tap {
   int64_t index;   // k
   int64_t phase;   // which of the axis's phases

@@ -54,8 +54,8 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
       pack(panels, begin + piece, starts[piece], task % pack_tasks);
     });
     each_pair([&](T* tile, int64_t row, int64_t column, int64_t rows) {
-      product_rows<T>(panels.column(row, 0), 1, kPanel<T>, rows, panels.column(column, 0), used,
-                      tile, kPanel<T>, true);
+      product_rows<T>(panels.column(row, 0), 1, kPanel<T>, rows, panels.column(column, 0),
+                      features - column, used, tile, kPanel<T>, true);
     });
     begin = end;
   }

@@ -72,6 +72,7 @@ template <class T> inline T sum(Reg<T> v) {
   return total;
 }
 
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Zeroed scratch memory on a vector boundary. The slack lets a vector load run past the end.

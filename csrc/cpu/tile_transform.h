@@ -8,7 +8,7 @@
 // matrix products over tiles of 2 x 2 positions. The halves are exact in binary.
 //
 // Layouts, channels innermost: windows [16][panel][tile][kPanel], positions [16][tile][rows],
-// products [16][kRows rows][channels in whole panels], result [row][tap][channels].
+// products [16][row][channels], result [row][tap][channels], channels in whole vectors.
 
 template <class T> class TileTransform {
  public:
@@ -18,22 +18,23 @@ template <class T> class TileTransform {
       if (t.kernel[d] != (d == 0 ? 1 : 3) || t.stride[d] != 1 || t.dilation[d] != 1) return false;
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
-  static int64_t channel_pitch(int64_t channels) { return round_up(channels, kPanel<T>); }
+  static int64_t channel_pitch(int64_t channels) { return round_up(channels, kWidth<T>); }
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], 2); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], 2); }
   static int64_t slab_rows(const Correlation<T>& p, int64_t channels) {
-    const int64_t line = 16 * tiles_across(p) * channel_pitch(channels) * sizeof(T);
+    const int64_t line = 16 * tiles_across(p) * round_up(channels, kPanel<T>) * sizeof(T);
     return std::clamp<int64_t>(kBytes / line, 1, tiles_down(p));
   }
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)
       : problem_(p), down_(tiles_down(p)), across_(tiles_across(p)), slab_(slab_rows(p, channels)),
-        pitch_(channel_pitch(channels)), row_pitch_(round_up(rows, kRows)),
+        pitch_(channel_pitch(channels)), panels_(round_up(channels, kPanel<T>)),
+        lanes_(round_up(rows, kWidth<T>)),
         input_((2 * slab_ + 2) * (2 * across_ + 2) * pitch_),
-        output_(2 * slab_ * 2 * across_ * round_up(rows, kWidth<T>) + kWidth<T>),
-        windows_(16 * slab_ * across_ * pitch_),
-        positions_(16 * slab_ * across_ * round_up(row_pitch_, kWidth<T>)),
-        products_(16 * pitch_ * (slabs() == 1 ? kRows : row_pitch_)) {}
+        output_(2 * slab_ * 2 * across_ * lanes_),
+        windows_(16 * slab_ * across_ * panels_),
+        positions_(16 * slab_ * across_ * lanes_),
+        products_(16 * rows * pitch_) {}
 
   int64_t slabs() const { return ceil_div(down_, slab_); }
 
@@ -44,27 +45,21 @@ template <class T> class TileTransform {
       const int64_t first = slab * slab_, count = std::min(slab_, down_ - first);
       if (!same_windows || slabs() > 1) transform_windows(n, v, b, channels, first, count);
       transform_positions(n, v, a, rows, first, count);
-      const int64_t tiles = count * across_, lanes = round_up(row_pitch_, kWidth<T>);
-      for (int64_t r = 0; r < rows; r += kRows) {
-        T* products = products_.data() + (slabs() == 1 ? 0 : 16 * pitch_ * r);
-        for (int64_t xi = 0; xi < 16; ++xi)
-          for (int64_t c = 0; c < pitch_; c += kPanel<T>)
-            product_tile<T, kRows>(
-                positions_.data() + xi * tiles * lanes + r, 1, lanes,
-                windows_.data() + (xi * pitch_ + c) * tiles, tiles,
-                products + (xi * kRows) * pitch_ + c, pitch_, slab > 0);
-        if (slab == slabs() - 1)
-          for (int64_t i = 0; i < std::min<int64_t>(kRows, rows - r); ++i)
-            recover(products + i * pitch_, values + (r + i) * 9 * pitch_, accumulate);
-      }
+      const int64_t tiles = count * across_;
+      for (int64_t xi = 0; xi < 16; ++xi)
+        for (int64_t c = 0; c < pitch_; c += kPanel<T>)
+          product_rows<T>(positions_.data() + xi * tiles * lanes_, 1, lanes_, rows,
+                          windows_.data() + (xi * panels_ + c) * tiles, pitch_ - c, tiles,
+                          products_.data() + xi * rows * pitch_ + c, pitch_, slab > 0);
     }
+    for (int64_t r = 0; r < rows; ++r) recover(r, rows, values + r * 9 * pitch_, accumulate);
   }
 
  private:
   static constexpr int64_t kBytes = 224 << 10;
 
   // Channels [c0, c0 + channels) of lines [y0, y0 + height) as [y][x][lane], zeros outside.
-  static void channels_last(T* to, int64_t lanes, const Grid<const T>& from, int64_t v, int64_t n,
+  [[gnu::noinline]] static void channels_last(T* to, int64_t lanes, const Grid<const T>& from, int64_t v, int64_t n,
                             int64_t c0, int64_t channels, int64_t y0, int64_t height, int64_t x0,
                             int64_t width) {
     const T* base = from.data + std::min(v, from.size[0] - 1) * from.stride[0] +
@@ -77,12 +72,15 @@ template <class T> class TileTransform {
       std::fill(to + hi * lanes, to + width * lanes, T(0));
       if (outside) continue;
       const T* line = base + (y0 + y) * from.stride[4] + x0 * from.stride[5];
-      for (int64_t x = lo; x < hi; ++x)
-        copy_row(to + x * lanes, line + x * from.stride[5], channels, from.stride[2], Identity{});
+      // Eight channels at a time: their lines are read along, and written side by side.
+      for (int64_t c = 0; c < channels; c += 8)
+        for (int64_t x = lo; x < hi; ++x)
+          for (int64_t i = c; i < std::min(c + 8, channels); ++i)
+            to[x * lanes + i] = line[x * from.stride[5] + i * from.stride[2]];
     }
   }
 
-  void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels, int64_t first,
+  [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels, int64_t first,
                          int64_t count) {
     const int64_t width = 2 * across_ + 2, tiles = count * across_;
     channels_last(input_.data(), pitch_, problem_.large, v, n, b, channels,
@@ -107,28 +105,27 @@ template <class T> class TileTransform {
           for (int y = 0; y < 4; ++y) {
             const Reg<T>* in = half[y];
             const Reg<T> all[4] = {in[0] - in[2], in[1] + in[2], in[2] - in[1], in[3] - in[1]};
-            for (int x = 0; x < 4; ++x) store(to + (4 * y + x) * pitch_ * tiles, all[x]);
+            for (int x = 0; x < 4; ++x) store(to + (4 * y + x) * panels_ * tiles, all[x]);
           }
         }
       }
   }
 
-  void transform_positions(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t first,
+  [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t first,
                            int64_t count) {
     const int64_t width = 2 * across_, tiles = count * across_;
-    const int64_t lanes = round_up(rows, kWidth<T>), pitch = round_up(row_pitch_, kWidth<T>);
-    channels_last(output_.data(), lanes, problem_.small, v, n, a, rows, 2 * first, 2 * count, 0,
+    channels_last(output_.data(), lanes_, problem_.small, v, n, a, rows, 2 * first, 2 * count, 0,
                   width);
     const T half = T(0.5);
     for (int64_t ty = 0; ty < count; ++ty)
       for (int64_t tx = 0; tx < across_; ++tx) {
-        const T* corner = output_.data() + (2 * ty * width + 2 * tx) * lanes;
-        T* to = positions_.data() + (ty * across_ + tx) * pitch;
+        const T* corner = output_.data() + (2 * ty * width + 2 * tx) * lanes_;
+        T* to = positions_.data() + (ty * across_ + tx) * lanes_;
         for (int64_t c = 0; c < rows; c += kWidth<T>) {
           Reg<T> mixed[4][2];
           for (int x = 0; x < 2; ++x) {
-            const Reg<T> s0 = load(corner + x * lanes + c);
-            const Reg<T> s1 = load(corner + (width + x) * lanes + c);
+            const Reg<T> s0 = load(corner + x * lanes_ + c);
+            const Reg<T> s1 = load(corner + (width + x) * lanes_ + c);
             mixed[0][x] = s0;
             mixed[1][x] = (s0 + s1) * half;
             mixed[2][x] = (s0 - s1) * half;
@@ -137,19 +134,20 @@ template <class T> class TileTransform {
           for (int y = 0; y < 4; ++y) {
             const Reg<T> s0 = mixed[y][0], s1 = mixed[y][1];
             const Reg<T> all[4] = {s0, (s0 + s1) * half, (s0 - s1) * half, s1};
-            for (int x = 0; x < 4; ++x) store(to + (4 * y + x) * tiles * pitch + c, all[x]);
+            for (int x = 0; x < 4; ++x) store(to + (4 * y + x) * tiles * lanes_ + c, all[x]);
           }
         }
       }
   }
 
   // The nine taps of one row from its sixteen products.
-  void recover(const T* products, T* values, bool accumulate) const {
+  [[gnu::noinline]] void recover(int64_t row, int64_t rows, T* values, bool accumulate) {
+    const T* products = products_.data() + row * pitch_;
     for (int64_t c = 0; c < pitch_; c += kWidth<T>) {
       Reg<T> half[3][4];
       for (int x = 0; x < 4; ++x) {
         Reg<T> m[4];
-        for (int y = 0; y < 4; ++y) m[y] = load(products + (4 * y + x) * kRows * pitch_ + c);
+        for (int y = 0; y < 4; ++y) m[y] = load(products + (4 * y + x) * rows * pitch_ + c);
         const Reg<T> both = m[1] + m[2];
         half[0][x] = m[0] + both;
         half[1][x] = m[1] - m[2];
@@ -168,6 +166,6 @@ template <class T> class TileTransform {
   }
 
   const Correlation<T>& problem_;
-  int64_t down_, across_, slab_, pitch_, row_pitch_;
+  int64_t down_, across_, slab_, pitch_, panels_, lanes_;
   Scratch<T> input_, output_, windows_, positions_, products_;
 };

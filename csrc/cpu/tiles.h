@@ -75,40 +75,49 @@ constexpr int kRows = kManyRegisters ? 8 : 4;
 constexpr int kColumns = 3;
 template <class T> constexpr int kPanel = kColumns * kWidth<T>;
 
-// Matrix product on one packed panel: c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] *
-// b[k * kPanel + j].
-template <class T, int R>
+// Matrix product on C vectors of a packed panel:
+// c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] * b[k * kPanel + j].
+template <class T, int R, int C>
 inline void product_tile(const T* __restrict a, int64_t a_row, int64_t a_step,
                          const T* __restrict b, int64_t count, T* __restrict c, int64_t c_pitch,
                          bool accumulate) {
-  Reg<T> acc[R][kColumns] = {};
+  Reg<T> acc[R][C] = {};
   for (int64_t k = 0; k < count; ++k) {
-    Reg<T> columns[kColumns];
-    for (int v = 0; v < kColumns; ++v) columns[v] = load(b + k * kPanel<T> + v * kWidth<T>);
+    Reg<T> columns[C];
+    for (int v = 0; v < C; ++v) columns[v] = load(b + k * kPanel<T> + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
       const Reg<T> row = broadcast(a[r * a_row + k * a_step]);
-      for (int v = 0; v < kColumns; ++v) acc[r][v] += row * columns[v];
+      for (int v = 0; v < C; ++v) acc[r][v] += row * columns[v];
     }
   }
   for (int r = 0; r < R; ++r)
-    for (int v = 0; v < kColumns; ++v) {
+    for (int v = 0; v < C; ++v) {
       T* at = c + r * c_pitch + v * kWidth<T>;
       store(at, accumulate ? load(at) + acc[r][v] : acc[r][v]);
     }
 }
 
-// product_tile for any number of rows.
+// product_tile for any number of rows, and `columns` of the panel in whole vectors.
 template <class T>
 void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
-                  int64_t count, T* c, int64_t c_pitch, bool accumulate) {
-  int64_t r = 0;
-  for (; r + kRows <= rows; r += kRows)
-    product_tile<T, kRows>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
-                           accumulate);
-  for (; r + 2 <= rows; r += 2)
-    product_tile<T, 2>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
-                       accumulate);
-  for (; r < rows; ++r)
-    product_tile<T, 1>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
-                       accumulate);
+                  int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate) {
+  auto run = [&]<int R, int C>() {
+    int64_t r = 0;
+    auto strip = [&]<int S>() {
+      for (; r + S <= rows; r += S)
+        product_tile<T, S, C>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
+                              accumulate);
+    };
+    strip.template operator()<R>();
+    if constexpr (R > 4) strip.template operator()<4>();
+    strip.template operator()<2>();
+    strip.template operator()<1>();
+  };
+  const int64_t vectors = ceil_div(std::min<int64_t>(columns, kPanel<T>), kWidth<T>);
+  if (vectors == 3)
+    run.template operator()<kRows, 3>();
+  else if (vectors == 2)
+    run.template operator()<kRows, 2>();
+  else
+    run.template operator()<2 * kRows, 1>();
 }
