@@ -28,9 +28,9 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
   const Planes planes = Planes::make<T>(p.axes(), channels, kPlaneBytes);
   Layout best{Way::dots, panel_width, p.kernel, 1};
   double cost = rows * width * (planes.slabs() * planes.flat / kWidth<T> + 4.0);
-  if (planes.slabs() == 1 && panel_width * p.positions * int64_t(sizeof(T)) <= kPanelBytes) {
+  if (planes.slabs() == 1 && lanes * p.positions * sizeof(T) <= kPanelBytes) {
     const double panels =
-        rows * lanes / kWidth<T> * (p.positions + 4.0) + 1.5 * lanes * p.positions / reuse;
+        rows * lanes / kWidth<T> * (p.positions + 4.0) + 4.0 * lanes * p.positions / reuse;
     if (panels < cost) {
       cost = panels;
       best.way = Way::panels;

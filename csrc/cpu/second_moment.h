@@ -26,7 +26,7 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
   int64_t longest = 1;
   for (int64_t count : counts) longest = std::max(longest, count);
   const int64_t afford = kChunkBytes / std::max<int64_t>(1, panel_count * kPanel<T> * sizeof(T));
-  const int64_t capacity = std::max(longest, std::clamp<int64_t>(afford, 16, 512));
+  const int64_t capacity = std::max(longest, std::clamp<int64_t>(afford, 16, 1024));
   Scratch<T> storage(panel_count * kPanel<T> * capacity);
   const Panels<T> panels{storage.data(), capacity};
   const int64_t pairs = panel_count * (panel_count + 1) / 2, area = kPanel<T> * kPanel<T>;

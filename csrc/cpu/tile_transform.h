@@ -72,11 +72,8 @@ template <class T> class TileTransform {
       std::fill(to + hi * lanes, to + width * lanes, T(0));
       if (outside) continue;
       const T* line = base + (y0 + y) * from.stride[4] + x0 * from.stride[5];
-      // Eight channels at a time: their lines are read along, and written side by side.
-      for (int64_t c = 0; c < channels; c += 8)
-        for (int64_t x = lo; x < hi; ++x)
-          for (int64_t i = c; i < std::min(c + 8, channels); ++i)
-            to[x * lanes + i] = line[x * from.stride[5] + i * from.stride[2]];
+      interleave(to + lo * lanes, lanes, line + lo * from.stride[5], from.stride[5],
+                 from.stride[2], channels, hi - lo);
     }
   }
 
