@@ -11,7 +11,8 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   const Correlation<T> p(small, large, taps);
   const int64_t columns = p.columns;
   // All columns of a block stand in cache at once.
-  const Partition part = partition(p, 1, std::clamp<int64_t>(4 * kBlockValues / columns, 256, kBlockValues));
+  const Partition part =
+      partition(p, std::clamp<int64_t>(4 * kBlockValues / columns, 256, kBlockValues));
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 8;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;

@@ -21,7 +21,7 @@ template <class T>
 void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Grid<const T> variance, Taps taps) {
   const Correlation<T> p(small, large, taps);
-  const Partition part = partition(p, 1, kBlockValues);
+  const Partition part = partition(p, kBlockValues);
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 16;
   const int64_t units = p.samples * p.columns;

@@ -5,37 +5,42 @@
 // the weight is small, over fixed runs of samples and columns, whose sums are added in order.
 // Either way the bits do not depend on the number of threads.
 
-// Values of a block: with the columns beside them they fit the second-level cache.
-constexpr int64_t kBlockValues = 16384;
-
-// How the weight and the samples are cut into tasks.
+// How the weight and the samples are cut into tasks. It depends on sizes alone, never on threads:
+// the cut decides the order of sums.
 struct Partition {
   int64_t rows, channels;  // of a block
   int64_t runs;            // of (sample, column) pairs
 };
 
-// The cheapest cut that gives every thread a block and keeps a block's values in cache. Each cut of
-// the channels copies the rows once more for every column, each cut of the rows the windows.
-template <class T>
-Partition partition(const Correlation<T>& p, int64_t threads, int64_t most_values) {
+// Values of a block: with the columns beside them they fit the second-level cache.
+constexpr int64_t kBlockValues = 16384, kLeastValues = 4096;
+
+// The cheapest cut into blocks of at most `most_values`. Each cut of the channels copies the rows
+// once more for every column, each cut of the rows the windows.
+template <class T> Partition partition(const Correlation<T>& p, int64_t most_values) {
   Partition best{1, 1, 1};
   double best_cost = -1;
   for (int64_t cuts = 1; cuts <= p.channels; ++cuts) {
     const int64_t wide = ceil_div(p.channels, cuts);
     if (cuts > 1 && wide == ceil_div(p.channels, cuts - 1)) continue;
     if (TileTransform<T>::applies(p) && cuts > 1 && wide % kPanel<T> != 0) continue;
-    const int64_t tall =
-        std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 12), p.rows);
-    const int64_t needed = ceil_div(threads, p.taps.groups * cuts);
-    const int64_t rows = std::max<int64_t>(1, std::min(tall, ceil_div(p.rows, needed)));
-    const double cost = double(p.rows) * p.columns * cuts +
-                        double(p.channels) * p.kernel * ceil_div(p.rows, rows);
+    const int64_t tall = std::clamp<int64_t>(most_values / (wide * p.kernel),
+                                             std::min<int64_t>(p.rows, 12), p.rows);
+    const int64_t row_cuts = ceil_div(p.rows, tall);
+    const double cost =
+        double(p.rows) * p.columns * cuts + double(p.channels) * p.kernel * row_cuts;
     if (best_cost < 0 || cost < best_cost) {
       best_cost = cost;
-      best = {rows, wide, 1};
+      best = {ceil_div(p.rows, row_cuts), wide, 1};
     }
   }
   return best;
+}
+
+// A share of the weight for every one of several threads.
+template <class T> int64_t shared_values(const Correlation<T>& p) {
+  const int64_t weight = p.taps.groups * p.rows * p.channels * p.kernel;
+  return std::clamp(weight / 8, kLeastValues, kBlockValues);
 }
 
 // The unit numbers of run r out of `runs`.
@@ -69,10 +74,10 @@ template <class T, class Term>
 void sum_over_units(const Context& context, const Grid<T>& out, Update update,
                     const Correlation<T>& p, Term term) {
   const int64_t units = p.samples * p.columns;
-  constexpr int64_t kSmallWeight = 4096, kRuns = 8;
-  const bool small = p.taps.groups * p.rows * p.channels * p.kernel <= kSmallWeight;
+  constexpr int64_t kRuns = 8;
+  const bool small = p.taps.groups * p.rows * p.channels * p.kernel <= 2 * kLeastValues;
   const Partition part = small && units >= kRuns ? Partition{p.rows, p.channels, kRuns}
-                                                 : partition(p, context.threads, kBlockValues);
+                                                 : partition(p, shared_values(p));
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
   const Layout layout = choose_layout(p, part.rows, part.channels);
   const int64_t size = part.rows * layout.pitch;

@@ -75,17 +75,14 @@ class use_backend:
 _native_op = functools.cache(native_op)
 
 
-def compiled(
-    op: str, *tensors: Tensor | None, only_if_forced: bool = False
-) -> Callable[..., Any] | None:
+def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
     """The compiled kernel of `op` for these tensors, or None if the reference is to serve.
 
     An argument that is None (an optional tensor left out) puts no condition on the kernel.
-    With `only_if_forced` the backend auto means the reference, for arguments where that is faster.
     Raises RuntimeError, with the reason, if the backend cpp is forced and cannot serve.
     """
     backend = _backend.get()
-    if backend == "reference" or (only_if_forced and backend == "auto"):
+    if backend == "reference":
         return None
     kernel = _native_op(op)
     if kernel is not None and _unsuitable(tensors) is None:

@@ -108,9 +108,7 @@ def jacobian(
     b = view.unflatten(2, (groups, large.shape[2] // groups)).flatten(4, 3 + dims)
     b = b.flatten(5).expand(columns, *b.shape[1:4], -1, -1)
     g = torch.einsum("vngat,vngbtk->vngabk", a, b)
-    return g.reshape(
-        columns, samples, small.shape[2], large.shape[2] // groups, *kernel_size
-    )
+    return g.reshape(columns, samples, small.shape[2], large.shape[2] // groups, *kernel_size)
 
 
 def column_count(small: Tensor, large: Tensor) -> int:
@@ -148,9 +146,7 @@ def canonical(
     return (*pair, kernel, *geometry.arguments)
 
 
-def position_sums(
-    s: Tensor, geometry: Geometry, variance: Tensor | None = None
-) -> Tensor:
+def position_sums(s: Tensor, geometry: Geometry, variance: Tensor | None = None) -> Tensor:
     """sum_t s[v, n, o, t], the bias's Jacobian columns [V, N, O], after checks."""
     check_rank("s", s, geometry, 2)
     sums = channels_first(s, geometry, 2).flatten(3).sum(3)

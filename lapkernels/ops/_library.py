@@ -1,8 +1,8 @@
-"""Registration of ops with torch: one call gives an op its dispatch, fake, in-place form and gradient.
+"""Registration of ops with torch: dispatch, fake, accumulating form and gradient by one call.
 
 An op computes one tensor. It is registered twice: ``lapkernels::name`` returns it, and
-``lapkernels::name_`` writes ``out <- decay * out + scale * value`` into a buffer. Its compiled kernels
-have that second form alone, so accumulation never needs a temporary.
+``lapkernels::name_`` writes ``out <- decay * out + scale * value`` into a buffer. Its compiled
+kernels have that second form alone, so accumulation never needs a temporary.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from lapkernels.kernels import compiled
+from lapkernels.kernels import compiled, current_backend
 
 _library = torch.library.Library("lapkernels", "DEF")
 
@@ -75,29 +75,33 @@ def register(
     reference: Callable[..., Tensor],
     shape: Callable[..., Sequence[int]],
     backward: Callable[..., Any] | None = None,
-    prefer_reference: Callable[..., bool] | None = None,
+    library: Callable[..., Tensor | None] | None = None,
 ) -> Op:
     """Register ``lapkernels::name(arguments) -> Tensor`` and its accumulating form ``name_``.
 
     ``reference(*arguments)`` is the specification, ``shape(*arguments)`` its result's shape.
     ``backward(grad, *arguments, needs=...)`` returns one gradient (or None) an argument; without it
     gradients come from differentiating the reference, exact at the reference's cost in memory.
-    ``prefer_reference(*arguments)`` says where torch's own library is faster than our kernel.
+    ``library(*arguments)`` is the value by torch's matrix products or convolutions for arguments
+    where those are faster than a kernel of ours, and None for all others.
     """
 
-    def kernel_for(
+    def kernel_or_value(
         tensors: Sequence[Tensor], values: tuple[Any, ...]
-    ) -> Callable[..., None] | None:
+    ) -> Callable[..., None] | Tensor:
         for tensor in tensors:
             if tensor.numel() == 0:
-                return None
-        slower = prefer_reference is not None and prefer_reference(*values)
-        return compiled(name, *tensors, only_if_forced=slower)
+                return reference(*values)
+        if library is not None and current_backend() == "auto":
+            value = library(*values)
+            if value is not None:
+                return value
+        return compiled(name, *tensors) or reference(*values)
 
     def run(tensors: Sequence[Tensor], values: tuple[Any, ...]) -> Tensor:
-        kernel = kernel_for(tensors, values)
-        if kernel is None:
-            return reference(*values).contiguous()
+        kernel = kernel_or_value(tensors, values)
+        if isinstance(kernel, Tensor):
+            return kernel.contiguous()
         out = tensors[0].new_empty(shape(*values))
         kernel(out, 0.0, 1.0, *values)
         return out
@@ -109,11 +113,11 @@ def register(
         decay: float,
         scale: float,
     ) -> None:
-        kernel = kernel_for(tensors, values)
-        if kernel is not None:
-            kernel(out, decay, scale, *values)
+        kernel = kernel_or_value(tensors, values)
+        if isinstance(kernel, Tensor):
+            accumulate(out, kernel, decay, scale)
         else:
-            accumulate(out, reference(*values), decay, scale)
+            kernel(out, decay, scale, *values)
 
     _define(
         f"{name}({arguments}) -> Tensor",
@@ -200,7 +204,9 @@ def _reference_backward(reference: Callable[..., Tensor]) -> Callable[..., Any]:
             for index, needed in enumerate(needs):
                 if needed:
                     value = values[index]
-                    fresh[index] = value.view_as(value) if again else value.detach().requires_grad_()
+                    fresh[index] = (
+                        value.view_as(value) if again else value.detach().requires_grad_()
+                    )
             wanted = [value for value, needed in zip(fresh, needs, strict=True) if needed]
             value = reference(*fresh)
             found = torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True)

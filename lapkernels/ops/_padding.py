@@ -72,8 +72,9 @@ def _add_shared_taps(
             part = m[(slice(None), slice(None), *torch.meshgrid(*where, indexing="ij"))]
             part = part.reshape(n, groups, o // groups, part.shape[2:].numel())
             term = 2 * torch.einsum("goi,ngot->ngit", product_of_taps, part).flatten(1, 2)
-            target = _flat_index([r[a][w] for r, a, w in zip(reads, first, where, strict=True)],
-                                 value.shape[2:])
+            target = _flat_index(
+                [r[a][w] for r, a, w in zip(reads, first, where, strict=True)], value.shape[2:]
+            )
             value.flatten(2).index_add_(2, target.to(value.device), term)
 
 

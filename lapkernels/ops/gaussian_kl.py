@@ -16,9 +16,7 @@ from lapkernels.ops._library import register
 from lapkernels.ops._lists import check_lists
 
 
-def gaussian_kl(
-    mean: Sequence[Tensor], log_sigma: Sequence[Tensor], prior_sigma: float
-) -> Tensor:
+def gaussian_kl(mean: Sequence[Tensor], log_sigma: Sequence[Tensor], prior_sigma: float) -> Tensor:
     """The divergence, a scalar, over whole parameter lists in one pass; differentiable in both."""
     if not prior_sigma > 0:
         raise ValueError(f"prior_sigma={prior_sigma} must be positive")

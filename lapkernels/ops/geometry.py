@@ -186,7 +186,9 @@ def check_rank(name: str, tensor: Tensor, geometry: Geometry, leading: int) -> N
     wanted = leading + 1 + dims
     if geometry.is_linear:
         if tensor.dim() < wanted:
-            raise ValueError(f"{name} has shape {tuple(tensor.shape)}: at least {wanted} dims needed")
+            raise ValueError(
+                f"{name} has shape {tuple(tensor.shape)}: at least {wanted} dims needed"
+            )
     elif tensor.dim() != wanted:
         raise ValueError(
             f"{name} has shape {tuple(tensor.shape)}: {wanted} dimensions are needed for a "
@@ -202,9 +204,7 @@ def check_same(reference: str, tensor: Tensor, **others: Tensor | None) -> None:
         if other.dtype != tensor.dtype:
             raise TypeError(f"{name} has dtype {other.dtype}, but {reference} has {tensor.dtype}")
         if other.device != tensor.device:
-            raise ValueError(
-                f"{name} is on {other.device}, but {reference} is on {tensor.device}"
-            )
+            raise ValueError(f"{name} is on {other.device}, but {reference} is on {tensor.device}")
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...] | torch.Size) -> None:

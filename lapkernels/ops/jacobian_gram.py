@@ -6,6 +6,7 @@ r"""Inner products of a sample's Jacobian columns: the joint predictive covarian
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import register
+from lapkernels.ops._one_position import gram, outer_factors
 from lapkernels.ops.geometry import Geometry, check_same, check_shape
 
 
@@ -64,6 +66,14 @@ def _reference(
     return torch.einsum("vnp,p,wnp->nvw", g, variance.flatten(), g)
 
 
+def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Tensor | None:
+    factors = outer_factors(small, large, *rest)
+    if factors is None:
+        return None
+    s, x = factors
+    return gram(s, x, variance.reshape(s.shape[2], s.shape[3], x.shape[3]))
+
+
 def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:
     columns = column_count(small, large)
     return (small.shape[1], columns, columns)
@@ -74,4 +84,5 @@ _op = register(
     ARGUMENTS.replace("Tensor large,", "Tensor large, Tensor variance,"),
     reference=_reference,
     shape=_shape,
+    library=_library,
 )

@@ -6,6 +6,7 @@ r"""Squared Jacobian columns weighted by a variance: the linearised predictive v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import register
+from lapkernels.ops._one_position import outer_factors, squared_dot
 from lapkernels.ops._squared_backward import squared_backward
 from lapkernels.ops.geometry import Geometry, check_same, check_shape
 
@@ -63,6 +65,14 @@ def _reference(
     return (g.square() * variance).flatten(2).sum(2).T
 
 
+def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Tensor | None:
+    factors = outer_factors(small, large, *rest)
+    if factors is None:
+        return None
+    s, x = factors
+    return squared_dot(s, x, variance.reshape(s.shape[2], s.shape[3], x.shape[3]))
+
+
 def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:
     return (small.shape[1], column_count(small, large))
 
@@ -84,5 +94,6 @@ _op = register(
     ARGUMENTS.replace("Tensor large,", "Tensor large, Tensor variance,"),
     reference=_reference,
     shape=_shape,
+    library=_library,
     backward=_backward,
 )

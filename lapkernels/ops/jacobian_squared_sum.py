@@ -9,6 +9,7 @@ with :math:`S_{n,v}` column v of the output Hessian's factor, back-propagated to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -22,6 +23,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import register
+from lapkernels.ops._one_position import outer_factors, squared_sum
 from lapkernels.ops._squared_backward import squared_backward
 from lapkernels.ops.geometry import Geometry
 
@@ -40,9 +42,7 @@ def jacobian_squared_sum(
     ``s`` is [V, N, O, *out] and ``x`` [N, I, *in] ([V, N, ..., O] and [N, ..., I] for Linear).
     With ``out`` the result is ``out <- decay * out + scale * D``, in place.
     """
-    value = _op(
-        *canonical(s, x, geometry), out=out_like(out, geometry), decay=decay, scale=scale
-    )
+    value = _op(*canonical(s, x, geometry), out=out_like(out, geometry), decay=decay, scale=scale)
     return weight_like(value, geometry) if out is None else out
 
 
@@ -64,9 +64,16 @@ def _reference(
     return g.square().sum((0, 1))
 
 
-def _shape(
-    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int
-) -> tuple[int, ...]:
+def _library(
+    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any
+) -> Tensor | None:
+    factors = outer_factors(small, large, kernel_size, *rest)
+    if factors is None:
+        return None
+    return squared_sum(*factors).reshape(weight_shape(small, large, kernel_size, rest[-1]))
+
+
+def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:
     return weight_shape(small, large, kernel_size, rest[-1])
 
 
@@ -78,5 +85,10 @@ def _backward(
 
 
 _op = register(
-    "jacobian_squared_sum", ARGUMENTS, reference=_reference, shape=_shape, backward=_backward
+    "jacobian_squared_sum",
+    ARGUMENTS,
+    reference=_reference,
+    shape=_shape,
+    backward=_backward,
+    library=_library,
 )

@@ -81,7 +81,16 @@ def squared_conv_input(
     flat = [m.shape[1:-1].numel()] if geometry.is_linear else list(size)
     z = None if z is None else channels_first(z, geometry, 1)
     entry = channels_first(m, geometry, 1)
-    arguments = (entry, kernel, flat, *geometry.arguments, geometry.transposed, z, activation, slope)
+    arguments = (
+        entry,
+        kernel,
+        flat,
+        *geometry.arguments,
+        geometry.transposed,
+        z,
+        activation,
+        slope,
+    )
     if not geometry.is_linear:
         return _op(*arguments, out=out, decay=decay, scale=scale)
     # Positions of several dimensions can be seen as one in a contiguous buffer only.
@@ -109,7 +118,9 @@ def _reference(
     square = weight.square()
     kernel = weight.shape[2:]
     if 0 in (*m.shape, *weight.shape, *input_size):
-        value = m.new_zeros(_shape(m, weight, input_size, stride, padding, dilation, groups, transposed))
+        value = m.new_zeros(
+            _shape(m, weight, input_size, stride, padding, dilation, groups, transposed)
+        )
     elif transposed:
         entry, symmetric = library_input(m, input_size, kernel, stride, padding, dilation)
         value = _CONV[dims - 1](entry, square, None, stride, symmetric, dilation, groups)

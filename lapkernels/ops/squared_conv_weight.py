@@ -70,9 +70,7 @@ def _reference(
     return torch.ops.aten.convolution_backward(small, entry, weight, None, *shape)[1]
 
 
-def _shape(
-    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int
-) -> tuple[int, ...]:
+def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:
     return weight_shape(small, large, kernel_size, rest[-2])
 
 

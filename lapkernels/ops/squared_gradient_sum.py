@@ -18,9 +18,7 @@ def squared_gradient_sum(gradient: Sequence[Tensor], log_sigma: Sequence[Tensor]
 
 
 def _reference(gradient: Sequence[Tensor], log_sigma: Sequence[Tensor]) -> Tensor:
-    terms = [
-        ((2 * ls).exp() * g.square()).sum() for g, ls in zip(gradient, log_sigma, strict=True)
-    ]
+    terms = [((2 * ls).exp() * g.square()).sum() for g, ls in zip(gradient, log_sigma, strict=True)]
     return torch.stack(terms).sum()
 
 

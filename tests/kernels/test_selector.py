@@ -102,14 +102,6 @@ def test_reference_forced_means_no_kernel() -> None:
         assert compiled("known", torch.ones(2)) is None
 
 
-@pytest.mark.usefixtures("library")
-def test_only_if_forced() -> None:
-    x = torch.ones(2)
-    assert compiled("known", x, only_if_forced=True) is None
-    with use_backend("cpp"):
-        assert compiled("known", x, only_if_forced=True) is kernel
-
-
 UNSUITABLE = [
     ("known", [torch.ones(2, dtype=torch.float16)], "dtype torch.float16"),
     ("known", [torch.ones(2, dtype=torch.int64)], "dtype torch.int64"),
