@@ -13,6 +13,7 @@ from lapkernels import ops
 from lapkernels.kernels import NATIVE
 from lapkernels.kernels.native import native_op
 from lapkernels.ops import OPS, Geometry
+from lapkernels.ops._library import ListUpdate, Op
 from tests.ops.cases import FEW, Data, draw
 
 MUST_BE_BUILT = any(
@@ -31,7 +32,7 @@ def test_library_is_built_where_it_must_be() -> None:
 def test_library_has_every_op(name: str) -> None:
     kernel: Any = native_op(name)
     assert kernel is not None
-    form = name if isinstance(OPS[name], ops._library.ListUpdate) else f"{name}_"
+    form = name if isinstance(OPS[name], ListUpdate) else f"{name}_"
     public = getattr(torch.ops.lapkernels, form).default._schema
 
     def described(schema: Any) -> list[tuple[str, str]]:
@@ -84,12 +85,12 @@ def test_every_op_has_arguments() -> None:
 @pytest.mark.parametrize("name", ARGUMENTS)
 def test_opcheck(name: str, backend: str) -> None:
     # Registration of the gradient is the same for all backends, and slow to check.
-    grad = backend == "reference" and isinstance(OPS[name], ops._library.Op)
+    grad = backend == "reference" and isinstance(OPS[name], Op)
     arguments = tuple(_fresh(value, grad) for value in ARGUMENTS[name])
     torch.library.opcheck(getattr(torch.ops.lapkernels, name).default, arguments)
 
 
-@pytest.mark.parametrize("name", [n for n, op in OPS.items() if isinstance(op, ops._library.Op)])
+@pytest.mark.parametrize("name", [n for n, op in OPS.items() if isinstance(op, Op)])
 @pytest.mark.usefixtures("backend")
 def test_opcheck_of_the_accumulating_form(name: str) -> None:
     arguments = tuple(_fresh(value, False) for value in ARGUMENTS[name])
