@@ -1,4 +1,8 @@
-// The choice of instruction set, made once, from what the processor says it has.
+// The choice of instruction set, made once, from what the processor says it has. The environment
+// variable LAPKERNELS_SIMD (baseline, avx2 or avx512) sets an upper bound.
+#include <cstdlib>
+#include <string_view>
+
 #include "kernels.h"
 
 namespace lapkernels {
@@ -21,7 +25,10 @@ Level level() {
 #if defined(__x86_64__)
   static const Level found = [] {
     __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
+    const char* wish = std::getenv("LAPKERNELS_SIMD");
+    const std::string_view most = wish ? wish : "avx512";
+    if (most == "baseline") return Level::baseline;
+    if (most != "avx2" && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") &&
         __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512bw"))
       return Level::avx512;
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return Level::avx2;

@@ -69,7 +69,10 @@ void precision_update(const Context& context, std::span<const Flat<T>> precision
     T* h = precision[part.entry].data;
     const T* d = diagonal[part.entry].data;
     const T keep = decay, add = scale;
-    for (int64_t i = part.begin; i < part.end; ++i) h[i] = keep * h[i] + add * d[i];
+    if (decay == 0)
+      for (int64_t i = part.begin; i < part.end; ++i) h[i] = add * d[i];
+    else
+      for (int64_t i = part.begin; i < part.end; ++i) h[i] = keep * h[i] + add * d[i];
   });
 }
 

@@ -1,0 +1,394 @@
+// Random calls of every torch-free kernel against plain loops, for builds with sanitizers.
+//
+// Inputs are small integers, so every sum is exact and the comparison is equality. Each buffer is
+// its own heap block of exactly its size: a read or write past its end is a report.
+// usage: fuzz SEED ROUNDS THREADS
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../../csrc/cpu/kernels.h"
+
+using namespace lapkernels;
+
+namespace {
+
+std::mt19937_64 random_bits;
+int64_t thread_count = 1;
+
+int64_t draw(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
+}
+
+void run_threads(int64_t tasks, const Body& body) {
+  std::vector<std::thread> threads;
+  for (int64_t id = 0; id < thread_count; ++id)
+    threads.emplace_back([&, id] {
+      for (int64_t task = id; task < tasks; task += thread_count) body(task);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+Context context() { return {run_threads, thread_count}; }
+
+// A tensor of small integers in memory of its own, its dimensions laid out in a random order.
+template <class T>
+struct Block6 {
+  std::unique_ptr<T[]> memory;
+  Grid<T> grid;
+
+  Block6(std::vector<int64_t> size, int64_t low, int64_t high) {
+    int64_t count = 1;
+    std::vector<int> order{0, 1, 2, 3, 4, 5};
+    std::shuffle(order.begin(), order.end(), random_bits);
+    for (int d : order) {
+      grid.size[d] = size[d];
+      grid.stride[d] = count;
+      count *= size[d];
+    }
+    memory.reset(new T[count]);
+    for (int64_t i = 0; i < count; ++i) memory[i] = T(draw(low, high));
+    grid.data = memory.get();
+  }
+  Grid<const T> view() const {
+    Grid<const T> g{grid.data, {}, {}};
+    std::copy(grid.size, grid.size + 6, g.size);
+    std::copy(grid.stride, grid.stride + 6, g.stride);
+    return g;
+  }
+  T& at(int64_t v, int64_t n, int64_t c, int64_t z, int64_t y, int64_t x) const {
+    const int64_t index[6] = {v, n, c, z, y, x};
+    int64_t offset = 0;
+    for (int d = 0; d < 6; ++d) offset += index[d] * grid.stride[d];
+    return grid.data[offset];
+  }
+};
+
+// A random layer on random sizes: small grid [A, t], large grid [B, u].
+struct Layer {
+  Taps taps{};
+  int64_t small[3], large[3], a, b, columns, samples;
+
+  Layer() {
+    const int dims = int(draw(1, 3));
+    taps.groups = draw(0, 3) == 0 ? draw(2, 3) : 1;
+    const int64_t most = draw(0, 4) == 0 ? 40 : 7;
+    a = taps.groups * draw(1, most);
+    b = taps.groups * draw(1, most);
+    columns = draw(1, 4);
+    samples = draw(1, 4);
+    const bool plain = draw(0, 1) == 0;  // 3 x 3, stride 1: the kernels' fast ways
+    for (int d = 0; d < 3; ++d) {
+      const bool used = d >= 3 - dims;
+      taps.kernel[d] = !used ? 1 : plain ? 3 : draw(1, 4);
+      taps.stride[d] = !used || plain ? 1 : draw(1, 3);
+      taps.dilation[d] = !used || plain ? 1 : draw(1, 3);
+      taps.padding[d] = used ? draw(-1, 4) : 0;
+      const int64_t longest = dims == 1 ? 300 : dims == 2 ? 24 : 7;
+      small[d] = used ? draw(1, longest) : 1;
+      const int64_t reach = (small[d] - 1) * taps.stride[d] + taps.dilation[d] * (taps.kernel[d] - 1);
+      large[d] = used ? std::max<int64_t>(1, reach + 1 - 2 * taps.padding[d] + draw(-2, 2)) : 1;
+    }
+  }
+  int64_t taps_in_all() const { return taps.kernel[0] * taps.kernel[1] * taps.kernel[2]; }
+  std::vector<int64_t> small_size(int64_t v, int64_t n) const {
+    return {v, n, a, small[0], small[1], small[2]};
+  }
+  std::vector<int64_t> large_size(int64_t v, int64_t n) const {
+    return {v, n, b, large[0], large[1], large[2]};
+  }
+  std::vector<int64_t> weight_size() const {
+    return {1, a, b / taps.groups, taps.kernel[0], taps.kernel[1], taps.kernel[2]};
+  }
+  // Calls body(t, u, k) for every position, the place it reads and the tap, inside the large grid.
+  template <class F>
+  void each(F body) const {
+    int64_t t[3], k[3], u[3];
+    auto walk = [&](auto&& self, int d) -> void {
+      if (d == 3) return body(t, u, k);
+      for (t[d] = 0; t[d] < small[d]; ++t[d])
+        for (k[d] = 0; k[d] < taps.kernel[d]; ++k[d]) {
+          u[d] = t[d] * taps.stride[d] - taps.padding[d] + k[d] * taps.dilation[d];
+          if (u[d] >= 0 && u[d] < large[d]) self(self, d + 1);
+        }
+    };
+    walk(walk, 0);
+  }
+  int64_t tap(const int64_t k[3]) const {
+    return (k[0] * taps.kernel[1] + k[1]) * taps.kernel[2] + k[2];
+  }
+};
+
+void require(bool holds, const char* kernel, double got, double wanted) {
+  if (holds) return;
+  std::printf("%s: %.17g instead of %.17g\n", kernel, got, wanted);
+  std::exit(1);
+}
+
+// G[v][n][(a, b, k)] by plain loops.
+template <class T>
+std::vector<double> gradients(const Layer& l, const Block6<T>& small, const Block6<T>& large,
+                              int64_t v, int64_t n, bool square_small, bool square_large) {
+  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups, a_group = l.a / l.taps.groups;
+  std::vector<double> g(l.a * b_group * kernel, 0.0);
+  const int64_t vs = std::min(v, small.grid.size[0] - 1), vl = std::min(v, large.grid.size[0] - 1);
+  l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
+    for (int64_t a = 0; a < l.a; ++a)
+      for (int64_t b = 0; b < b_group; ++b) {
+        double s = small.at(vs, n, a, t[0], t[1], t[2]);
+        double x = large.at(vl, n, a / a_group * b_group + b, u[0], u[1], u[2]);
+        if (square_small) s *= s;
+        if (square_large) x *= x;
+        g[(a * b_group + b) * kernel + l.tap(k)] += s * x;
+      }
+  });
+  return g;
+}
+
+template <class T>
+void check_weight_kernels() {
+  const Layer l;
+  const bool on_large = draw(0, 1);
+  Block6<T> small(l.small_size(on_large ? 1 : l.columns, l.samples), -2, 2);
+  Block6<T> large(l.large_size(on_large ? l.columns : 1, l.samples), -2, 2);
+  const int64_t size = l.a * (l.b / l.taps.groups) * l.taps_in_all();
+  std::vector<T> variance(size);
+  for (T& entry : variance) entry = T(draw(0, 3));
+  const Grid<const T> weights{variance.data(), {}, {}};
+  const Update update{double(draw(0, 2)), double(draw(1, 2))};
+
+  std::vector<std::vector<double>> g(l.samples * l.columns);
+  for (int64_t n = 0; n < l.samples; ++n)
+    for (int64_t v = 0; v < l.columns; ++v)
+      g[n * l.columns + v] = gradients(l, small, large, v, n, false, false);
+
+  auto compare_weight = [&](const char* kernel, const std::vector<double>& wanted, auto call) {
+    Block6<T> out(l.weight_size(), -3, 3);
+    std::vector<double> expected;
+    auto each = [&](auto body) {
+      for (int64_t a = 0, i = 0; a < l.a; ++a)
+        for (int64_t b = 0; b < l.b / l.taps.groups; ++b)
+          for (int64_t z = 0; z < l.taps.kernel[0]; ++z)
+            for (int64_t y = 0; y < l.taps.kernel[1]; ++y)
+              for (int64_t x = 0; x < l.taps.kernel[2]; ++x, ++i) body(out.at(0, a, b, z, y, x), i);
+    };
+    each([&](T& at, int64_t i) {
+      expected.push_back(update.decay * at + update.scale * wanted[i]);
+      if (update.decay == 0) at = T(NAN);
+    });
+    call(out.grid);
+    each([&](T& at, int64_t i) { require(at == expected[i], kernel, at, expected[i]); });
+  };
+
+  std::vector<double> squares(size, 0.0), weighted(size, 0.0);
+  const bool square_small = draw(0, 1);
+  for (int64_t n = 0; n < l.samples; ++n) {
+    for (int64_t v = 0; v < l.columns; ++v)
+      for (int64_t i = 0; i < size; ++i)
+        squares[i] += g[n * l.columns + v][i] * g[n * l.columns + v][i];
+    for (int64_t v = 0; v < l.columns; ++v) {
+      const auto m = gradients(l, small, large, v, n, square_small, !square_small);
+      for (int64_t i = 0; i < size; ++i) weighted[i] += m[i];
+    }
+  }
+  compare_weight("jacobian_squared_sum", squares, [&](Grid<T> out) {
+    kernels<T>().jacobian_squared_sum(context(), out, update, small.view(), large.view(), l.taps);
+  });
+  compare_weight("squared_conv_weight", weighted, [&](Grid<T> out) {
+    kernels<T>().squared_conv_weight(context(), out, update, small.view(), large.view(), l.taps,
+                                     square_small);
+  });
+
+  Block6<T> dot({1, 1, 1, 1, l.samples, l.columns}, 0, 0);
+  Block6<T> gram({1, 1, 1, l.samples, l.columns, l.columns}, 0, 0);
+  kernels<T>().jacobian_squared_dot(context(), dot.grid, {0, 1}, small.view(), large.view(),
+                                    weights, l.taps);
+  kernels<T>().jacobian_gram(context(), gram.grid, {0, 1}, small.view(), large.view(), weights,
+                             l.taps);
+  for (int64_t n = 0; n < l.samples; ++n)
+    for (int64_t v = 0; v < l.columns; ++v)
+      for (int64_t w = 0; w < l.columns; ++w) {
+        double total = 0;
+        for (int64_t i = 0; i < size; ++i)
+          total += g[n * l.columns + v][i] * variance[i] * g[n * l.columns + w][i];
+        const double got = gram.at(0, 0, 0, n, v, w);
+        // Sums of many products of four integers can leave float's range of exact integers.
+        const double slack = sizeof(T) == 4 && std::abs(total) > 1e6 ? 1e-5 * std::abs(total) + 200 : 0;
+        require(std::abs(got - total) <= slack, "jacobian_gram", got, total);
+        if (v == w)
+          require(std::abs(dot.at(0, 0, 0, 0, n, v) - total) <= slack, "jacobian_squared_dot",
+                  dot.at(0, 0, 0, 0, n, v), total);
+      }
+}
+
+template <class T>
+void check_input_kernel() {
+  const Layer l;
+  const bool transposed = draw(0, 1);
+  Block6<T> weight(l.weight_size(), -2, 2);
+  Block6<T> m(transposed ? l.large_size(1, l.samples) : l.small_size(1, l.samples), 0, 2);
+  Block6<T> out(transposed ? l.small_size(1, l.samples) : l.large_size(1, l.samples), 0, 0);
+  Block6<T> slope(transposed ? l.small_size(1, l.samples) : l.large_size(1, l.samples), -2, 2);
+  const bool given = draw(0, 1);
+  kernels<T>().squared_conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(), l.taps,
+                                  transposed, slope.view(),
+                                  given ? Activation::given : Activation::identity, 0.0);
+  const int64_t a_group = l.a / l.taps.groups, b_group = l.b / l.taps.groups;
+  const std::vector<int64_t> size(out.grid.size, out.grid.size + 6);
+  Block6<T> wanted(size, 0, 0);
+  for (int64_t n = 0; n < l.samples; ++n)
+    l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
+      for (int64_t a = 0; a < l.a; ++a)
+        for (int64_t b = 0; b < b_group; ++b) {
+          const T w = weight.at(0, a, b, k[0], k[1], k[2]);
+          const int64_t channel = a / a_group * b_group + b;
+          if (transposed)
+            wanted.at(0, n, a, t[0], t[1], t[2]) += w * w * m.at(0, n, channel, u[0], u[1], u[2]);
+          else
+            wanted.at(0, n, channel, u[0], u[1], u[2]) += w * w * m.at(0, n, a, t[0], t[1], t[2]);
+        }
+    });
+  for (int64_t n = 0; n < size[1]; ++n)
+    for (int64_t c = 0; c < size[2]; ++c)
+      for (int64_t z = 0; z < size[3]; ++z)
+        for (int64_t y = 0; y < size[4]; ++y)
+          for (int64_t x = 0; x < size[5]; ++x) {
+            const T s = slope.at(0, n, c, z, y, x);
+            const T value = wanted.at(0, n, c, z, y, x) * (given ? s * s : T(1));
+            require(out.at(0, n, c, z, y, x) == value, "squared_conv_input",
+                    out.at(0, n, c, z, y, x), value);
+          }
+}
+
+template <class T>
+void check_moments() {
+  const Layer l;
+  const bool transposed = draw(0, 1), reduce = draw(0, 1), bias = draw(0, 1);
+  Block6<T> x(transposed ? l.small_size(1, l.samples) : l.large_size(1, l.samples), -2, 2);
+  const int64_t* output = transposed ? l.large : l.small;
+  const int64_t channels = x.grid.size[2] / l.taps.groups, kernel = l.taps_in_all();
+  const int64_t features = channels * kernel + bias;
+  Block6<T> out({1, 1, 1, l.taps.groups, features, features}, 0, 0);
+  kernels<T>().kronecker_input(context(), out.grid, {0, 1}, x.view(), output, l.taps, transposed,
+                               reduce, bias);
+  const int64_t positions = output[0] * output[1] * output[2];
+  for (int64_t g = 0; g < l.taps.groups; ++g) {
+    std::vector<double> moment(features * features, 0.0);
+    for (int64_t n = 0; n < l.samples; ++n) {
+      std::vector<double> patch(positions * features, 0.0);
+      for (int64_t p = 0; bias && p < positions; ++p) patch[p * features + features - 1] = 1;
+      l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
+        const int64_t* at = transposed ? u : t;
+        const int64_t* from = transposed ? t : u;
+        const int64_t p = (at[0] * output[1] + at[1]) * output[2] + at[2];
+        for (int64_t c = 0; c < channels; ++c)
+          patch[p * features + c * kernel + l.tap(k)] +=
+              x.at(0, n, g * channels + c, from[0], from[1], from[2]);
+      });
+      if (reduce) {
+        for (int64_t p = 1; p < positions; ++p)
+          for (int64_t j = 0; j < features; ++j) patch[j] += patch[p * features + j];
+        patch.resize(features);
+      }
+      for (size_t p = 0; p < patch.size(); p += features)
+        for (int64_t i = 0; i < features; ++i)
+          for (int64_t j = 0; patch[p + i] != 0 && j < features; ++j)
+            moment[i * features + j] += patch[p + i] * patch[p + j];
+    }
+    for (int64_t i = 0; i < features; ++i)
+      for (int64_t j = 0; j < features; ++j)
+        require(out.at(0, 0, 0, g, i, j) == moment[i * features + j], "kronecker_input",
+                out.at(0, 0, 0, g, i, j), moment[i * features + j]);
+  }
+
+  Block6<T> s(l.small_size(l.columns, l.samples), -2, 2);
+  const int64_t rows = l.a / l.taps.groups;
+  Block6<T> factor({1, 1, 1, l.taps.groups, rows, rows}, 0, 0);
+  kernels<T>().kronecker_output(context(), factor.grid, {0, 1}, s.view(), l.taps.groups, reduce);
+  for (int64_t g = 0; g < l.taps.groups; ++g)
+    for (int64_t i = 0; i < rows; ++i)
+      for (int64_t j = 0; j < rows; ++j) {
+        double total = 0;
+        for (int64_t v = 0; v < l.columns; ++v)
+          for (int64_t n = 0; n < l.samples; ++n) {
+            double left = 0, right = 0;
+            for (int64_t z = 0; z < l.small[0]; ++z)
+              for (int64_t y = 0; y < l.small[1]; ++y)
+                for (int64_t w = 0; w < l.small[2]; ++w) {
+                  const double p = s.at(v, n, g * rows + i, z, y, w);
+                  const double q = s.at(v, n, g * rows + j, z, y, w);
+                  left += p;
+                  right += q;
+                  if (!reduce) total += p * q;
+                }
+            if (reduce) total += left * right;
+          }
+        require(factor.at(0, 0, 0, g, i, j) == total, "kronecker_output",
+                factor.at(0, 0, 0, g, i, j), total);
+      }
+}
+
+template <class T>
+void check_lists() {
+  const int64_t entries = draw(1, 4);
+  std::vector<std::vector<T>> h, d, mu, e;
+  std::vector<Flat<T>> h_list, e_list;
+  std::vector<Flat<const T>> d_list, mu_list, ones_list;
+  std::vector<std::vector<T>> zeros;
+  double kl = 0, squares = 0;
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t size = draw(0, 3) ? draw(0, 50) : draw(30000, 70000);
+    h.emplace_back(size, T(4));
+    d.emplace_back(size, T(2));
+    mu.emplace_back(size, T(3));
+    e.emplace_back(size, T(6));
+    zeros.emplace_back(size, T(0));
+    kl += 0.5 * 9 * size;
+    squares += 4.0 * size;
+  }
+  for (int64_t i = 0; i < entries; ++i) {
+    const int64_t size = h[i].size();
+    h_list.push_back({h[i].data(), size});
+    e_list.push_back({e[i].data(), size});
+    d_list.push_back({d[i].data(), size});
+    mu_list.push_back({mu[i].data(), size});
+    ones_list.push_back({zeros[i].data(), size});
+  }
+  const double got = kernels<T>().gaussian_kl(context(), mu_list, ones_list, 1.0);
+  require(got == kl, "gaussian_kl", got, kl);
+  const double sum = kernels<T>().squared_gradient_sum(context(), d_list, ones_list);
+  require(sum == squares, "squared_gradient_sum", sum, squares);
+  kernels<T>().precision_update(context(), h_list, d_list, 2.0, 4.0);
+  std::vector<Flat<const T>> precision;
+  for (auto& entry : h_list) precision.push_back({entry.data, entry.size});
+  kernels<T>().sample_from_precision(context(), e_list, mu_list, precision, 0.0, 2.0);
+  for (auto& entry : h)
+    for (T value : entry) require(value == 16, "precision_update", value, 16);
+  for (auto& entry : e)
+    for (T value : entry) require(value == 6, "sample_from_precision", value, 6);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const int64_t seed = argc > 1 ? std::atoll(argv[1]) : 0, rounds = argc > 2 ? std::atoll(argv[2]) : 100;
+  thread_count = argc > 3 ? std::atoll(argv[3]) : 1;
+  for (int64_t round = 0; round < rounds; ++round) {
+    random_bits.seed(seed * 1000003 + round);
+    check_weight_kernels<float>();
+    check_weight_kernels<double>();
+    check_input_kernel<float>();
+    check_input_kernel<double>();
+    check_moments<float>();
+    check_moments<double>();
+    check_lists<float>();
+    check_lists<double>();
+  }
+  std::printf("%lld rounds agree (%s)\n", static_cast<long long>(rounds), kernels<float>().name);
+}
