@@ -18,29 +18,33 @@ constexpr int64_t kBlockValues = 16384, kLeastValues = 4096;
 // The cheapest cut into blocks of at most `most_values`. Each cut of the channels copies the rows
 // once more for every column, each cut of the rows the windows.
 template <class T> Partition partition(const Correlation<T>& p, int64_t most_values) {
-  Partition best{1, 1, 1};
+  const int64_t unit = TileTransform<T>::applies(p) ? kPanel<T> : 1;
+  Partition best{};
   double best_cost = -1;
-  for (int64_t cuts = 1; cuts <= p.channels; ++cuts) {
-    const int64_t wide = ceil_div(p.channels, cuts);
-    if (cuts > 1 && wide == ceil_div(p.channels, cuts - 1)) continue;
-    if (TileTransform<T>::applies(p) && cuts > 1 && wide % kPanel<T> != 0) continue;
+  for (int64_t wide = std::min(unit, p.channels);; wide = std::min(wide + unit, p.channels)) {
     const int64_t tall = std::clamp<int64_t>(most_values / (wide * p.kernel),
                                              std::min<int64_t>(p.rows, 12), p.rows);
-    const int64_t row_cuts = ceil_div(p.rows, tall);
+    const int64_t cuts = ceil_div(p.channels, wide), row_cuts = ceil_div(p.rows, tall);
+    const Way way = choose_layout(p, tall, wide).way;
+    // Instructions for one row or one channel at one position, roughly.
+    const double row_copy = way == Way::panels ? 0.2 : 1;
+    const double window_copy = way == Way::panels ? 4.0 * p.kernel : way == Way::tiles ? 1.6 : 1;
+    const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
     const double cost =
-        double(p.rows) * p.columns * cuts + double(p.channels) * p.kernel * row_cuts;
-    if (best_cost < 0 || cost < best_cost) {
+        row_copy * p.rows * p.columns * cuts +
+        window_copy * p.channels * p.columns / reuse * row_cuts;
+    if (best_cost < 0 || cost <= best_cost) {
       best_cost = cost;
       best = {ceil_div(p.rows, row_cuts), wide, 1};
     }
+    if (wide == p.channels) return best;
   }
-  return best;
 }
 
 // A share of the weight for every one of several threads.
 template <class T> int64_t shared_values(const Correlation<T>& p) {
   const int64_t weight = p.taps.groups * p.rows * p.channels * p.kernel;
-  return std::clamp(weight / 8, kLeastValues, kBlockValues);
+  return std::clamp(weight / 4, kLeastValues, kBlockValues);
 }
 
 // The unit numbers of run r out of `runs`.
@@ -75,7 +79,7 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
                     const Correlation<T>& p, Term term) {
   const int64_t units = p.samples * p.columns;
   constexpr int64_t kRuns = 8;
-  const bool small = p.taps.groups * p.rows * p.channels * p.kernel <= 2 * kLeastValues;
+  const bool small = p.taps.groups * p.rows * p.channels * p.kernel <= kBlockValues;
   const Partition part = small && units >= kRuns ? Partition{p.rows, p.channels, kRuns}
                                                  : partition(p, shared_values(p));
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);

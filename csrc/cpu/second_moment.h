@@ -21,7 +21,8 @@ template <class T, class Pack>
 void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_column,
                    Update update, int64_t features, const std::vector<int64_t>& counts,
                    int64_t pack_tasks, Pack pack) {
-  constexpr int64_t kChunkBytes = 768 << 10;
+  // A pair of panels stays in the first-level cache, all of them in the second.
+  constexpr int64_t kChunkBytes = 320 << 10;
   const int64_t panel_count = ceil_div(features, kPanel<T>);
   int64_t longest = 1;
   for (int64_t count : counts) longest = std::max(longest, count);
@@ -67,9 +68,9 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
       at = (decay == 0 ? T(0) : decay * at) + scale * value;
     };
     for (int64_t r = 0; r < rows; ++r)
-      for (int64_t c = 0; c < columns; ++c) {
-        add(row + r, column + c, tile[r * kPanel<T> + c]);
-        if (row != column) add(column + c, row + r, tile[r * kPanel<T> + c]);
-      }
+      for (int64_t c = 0; c < columns; ++c) add(row + r, column + c, tile[r * kPanel<T> + c]);
+    if (row == column) return;
+    for (int64_t c = 0; c < columns; ++c)
+      for (int64_t r = 0; r < rows; ++r) add(column + c, row + r, tile[r * kPanel<T> + c]);
   });
 }

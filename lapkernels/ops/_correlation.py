@@ -86,6 +86,16 @@ def library_input(
     return covered(large, positions, kernel_size, stride, padding, dilation), [0] * len(made)
 
 
+def is_pointwise(
+    kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int
+) -> bool:
+    """Whether a layer acts on each position alone, as a matrix product: Linear and 1 x 1 kernels."""
+    return groups == 1 and all(
+        k == 1 and step == 1 and pad == 0
+        for k, step, pad in zip(kernel_size, stride, padding, strict=True)
+    )
+
+
 def jacobian(
     small: Tensor,
     large: Tensor,

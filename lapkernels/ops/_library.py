@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from lapkernels.kernels import compiled, current_backend
+from lapkernels.ops._gradients import backward_of, differentiated, save_arguments
+from lapkernels.ops._routes import Route, route, tensors_of
 
 _library = torch.library.Library("lapkernels", "DEF")
 
@@ -34,22 +35,24 @@ class Op:
         self, *arguments: Any, out: Tensor | None = None, decay: float = 1.0, scale: float = 1.0
     ) -> Tensor:
         """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
-        tensors = _tensors(arguments)
+        tensors = tensors_of(arguments)
         if out is None:
-            if _in_transform():
-                value = self.reference(*arguments)
-            elif _is_plain(tensors):
+            way = route(tensors)
+            if way is Route.DIRECT:
                 value = self.run(tensors, arguments)
-            else:
+            elif way is Route.DISPATCHER:
                 value = getattr(torch.ops.lapkernels, self.name)(*arguments)
+            else:
+                value = self.reference(*arguments)
             return value if scale == 1.0 else value * scale
         check_out(out, self.shape(*arguments), tensors[0])
-        if _in_transform():
-            accumulate(out, self.reference(*arguments), decay, scale)
-        elif _is_plain([out, *tensors]):
+        way = route([out, *tensors])
+        if way is Route.DIRECT:
             self.run_into(tensors, arguments, out, decay, scale)
-        else:
+        elif way is Route.DISPATCHER:
             getattr(torch.ops.lapkernels, self.name + "_")(out, decay, scale, *arguments)
+        else:
+            accumulate(out, self.reference(*arguments), decay, scale)
         return out
 
 
@@ -61,7 +64,8 @@ class ListUpdate:
     reference: Callable[..., None]
 
     def __call__(self, *arguments: Any) -> None:
-        run = self.reference if _in_transform() else getattr(torch.ops.lapkernels, self.name)
+        known = route(tensors_of(arguments)) is not Route.REFERENCE
+        run = getattr(torch.ops.lapkernels, self.name) if known else self.reference
         run(*arguments)
 
 
@@ -101,7 +105,7 @@ def register(
     def run(tensors: Sequence[Tensor], values: tuple[Any, ...]) -> Tensor:
         kernel = kernel_or_value(tensors, values)
         if isinstance(kernel, Tensor):
-            return kernel.contiguous()
+            return kernel
         out = tensors[0].new_empty(shape(*values))
         kernel(out, 0.0, 1.0, *values)
         return out
@@ -121,18 +125,18 @@ def register(
 
     _define(
         f"{name}({arguments}) -> Tensor",
-        lambda *values: run(_tensors(values), values),
-        lambda *values: _tensors(values)[0].new_empty(shape(*values)),
+        lambda *values: run(tensors_of(values), values).contiguous(),
+        lambda *values: tensors_of(values)[0].new_empty(shape(*values)),
     )
     _define(
         f"{name}_(Tensor(a!) out, float decay, float scale, {arguments}) -> ()",
-        lambda out, decay, scale, *values: run_into(_tensors(values), values, out, decay, scale),
+        lambda out, decay, scale, *values: run_into(tensors_of(values), values, out, decay, scale),
         _nothing,
     )
     torch.library.register_autograd(
         f"lapkernels::{name}",
-        _saved_backward(reference, backward or _reference_backward(reference)),
-        setup_context=_save,
+        backward_of(reference, backward or differentiated(reference)),
+        setup_context=save_arguments,
         lib=_library,
     )
     OPS[name] = op = Op(name, reference, shape, run, run_into)
@@ -147,7 +151,7 @@ def register_list_update(
     OPS[name] = op
 
     def run(*values: Any) -> None:
-        (compiled(name, *_tensors(values)) or reference)(*values)
+        (compiled(name, *tensors_of(values)) or reference)(*values)
 
     _define(f"{name}({arguments}) -> ()", run, _nothing)
     return op
@@ -162,97 +166,6 @@ def _define(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> N
 
 def _nothing(*values: Any) -> None:
     """The fake of an op that returns nothing."""
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep every argument: tensors through autograd's own saving, the rest as they are."""
-    ctx.save_for_backward(*_tensors(inputs))
-    ctx.layout = [
-        len(value) if _is_tensor_list(value) else isinstance(value, Tensor) for value in inputs
-    ]
-    ctx.plain = [None if _tensors([value]) else value for value in inputs]
-
-
-def _saved_backward(
-    reference: Callable[..., Tensor], backward: Callable[..., Any]
-) -> Callable[..., Any]:
-    twice = _reference_backward(reference)
-
-    def run(ctx: Any, grad: Tensor) -> Any:
-        saved = iter(ctx.saved_tensors)
-        values = []
-        for count, value in zip(ctx.layout, ctx.plain, strict=True):
-            if count is True:
-                values.append(next(saved))
-            elif count is False:
-                values.append(value)
-            else:
-                values.append([next(saved) for _ in range(count)])
-        # Grad mode is on in a backward pass that is to be differentiated itself.
-        lists = any(_is_tensor_list(value) for value in values)
-        chosen = twice if torch.is_grad_enabled() and not lists else backward
-        return chosen(grad, *values, needs=ctx.needs_input_grad)
-
-    return run
-
-
-def _reference_backward(reference: Callable[..., Tensor]) -> Callable[..., Any]:
-    def run(grad: Tensor, *values: Any, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            fresh = list(values)
-            for index, needed in enumerate(needs):
-                if needed:
-                    value = values[index]
-                    fresh[index] = (
-                        value.view_as(value) if again else value.detach().requires_grad_()
-                    )
-            wanted = [value for value, needed in zip(fresh, needs, strict=True) if needed]
-            value = reference(*fresh)
-            found = torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True)
-        gradients = iter(found)
-        return tuple(next(gradients) if needed else None for needed in needs)
-
-    return run
-
-
-def _in_transform() -> bool:
-    """Whether torch.func or forward-mode differentiation is at work, which the kernels do not know.
-
-    Both would lose a tangent without a word; the reference is made of ops that know them.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    return forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
-
-
-def _is_plain(tensors: Sequence[Tensor]) -> bool:
-    """Whether torch's dispatcher has nothing to add: no gradient, no tracing, no subclass.
-
-    Going through it costs tens of microseconds, more than a small op itself.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    wants_grad = torch.is_grad_enabled()
-    return all(
-        type(tensor) in (Tensor, torch.nn.Parameter) and not (wants_grad and tensor.requires_grad)
-        for tensor in tensors
-    )
-
-
-def _is_tensor_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
-
-
-def _tensors(values: Sequence[Any]) -> list[Tensor]:
-    """All tensors among the values, those in lists included."""
-    found: list[Tensor] = []
-    for value in values:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif _is_tensor_list(value):
-            found.extend(value)
-    return found
 
 
 def accumulate(out: Tensor, value: Tensor, decay: float, scale: float) -> Tensor:

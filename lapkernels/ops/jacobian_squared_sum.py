@@ -64,9 +64,7 @@ def _reference(
     return g.square().sum((0, 1))
 
 
-def _library(
-    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any
-) -> Tensor | None:
+def _library(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any) -> Tensor | None:
     factors = outer_factors(small, large, kernel_size, *rest)
     if factors is None:
         return None

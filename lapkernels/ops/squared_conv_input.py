@@ -10,11 +10,12 @@ The factor with :math:`\varphi'` is the activation that made the layer's input, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.ops._correlation import library_input
+from lapkernels.ops._correlation import is_pointwise, library_input
 from lapkernels.ops._library import accumulate, check_out, register
 from lapkernels.ops._padding import fold_padding
 from lapkernels.ops.geometry import (
@@ -129,6 +130,31 @@ def _reference(
     return value if z is None else value * derivative_squared(z, activation, slope)
 
 
+def _library(
+    m: Tensor,
+    weight: Tensor,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    *rest: Any,
+) -> Tensor | None:
+    if is_pointwise(weight.shape[2:], stride, padding, groups):
+        square = weight.flatten(1).square()
+        rows = m.flatten(2).mT @ (square.mT if transposed else square)
+        value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
+        z, activation, slope = rest
+        return value if z is None else value * derivative_squared(z, activation, slope)
+    # Where torch's convolution comes near the machine's peak: measured, not derived.
+    rows, columns = weight.shape[0] // groups, weight.shape[1]
+    if min(rows, columns) > 8 and rows * columns > 400:
+        taps = (input_size, stride, padding, dilation, groups, transposed)
+        return _reference(m, weight, *taps, *rest)
+    return None
+
+
 def _transpose(
     m: Tensor,
     square: Tensor,
@@ -179,4 +205,5 @@ _op = register(
     "int groups, bool transposed, Tensor? z, str activation, float slope",
     reference=_reference,
     shape=_shape,
+    library=_library,
 )

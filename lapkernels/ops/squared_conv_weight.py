@@ -13,6 +13,7 @@ from torch import Tensor
 from lapkernels.ops._correlation import (
     ARGUMENTS,
     canonical,
+    is_pointwise,
     library_input,
     out_like,
     weight_like,
@@ -70,6 +71,30 @@ def _reference(
     return torch.ops.aten.convolution_backward(small, entry, weight, None, *shape)[1]
 
 
+def _library(
+    small: Tensor,
+    large: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    square_small: bool,
+) -> Tensor | None:
+    if is_pointwise(kernel_size, stride, padding, groups):
+        a, b = small[0].flatten(2), large[0].flatten(2)
+        a, b = (a.square(), b) if square_small else (a, b.square())
+        return torch.einsum("nat,nbt->ab", a, b).reshape(
+            weight_shape(small, large, kernel_size, groups)
+        )
+    # Where torch's convolution is faster: many channels on few positions. Measured, not derived.
+    rows, columns = small.shape[2] // groups, large.shape[2] // groups
+    if rows * columns >= 512 and small.shape[3:].numel() <= 256:
+        taps = (kernel_size, stride, padding, dilation, groups, square_small)
+        return _reference(small, large, *taps)
+    return None
+
+
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:
     return weight_shape(small, large, kernel_size, rest[-2])
 
@@ -79,4 +104,5 @@ _op = register(
     ARGUMENTS + ", bool square_small",
     reference=_reference,
     shape=_shape,
+    library=_library,
 )

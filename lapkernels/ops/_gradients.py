@@ -1,0 +1,63 @@
+"""How registered ops are differentiated: what is saved, and which backward runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.ops._routes import is_tensor_list, tensors_of
+
+
+def save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """Keep every argument: tensors through autograd's own saving, the rest as they are."""
+    ctx.save_for_backward(*tensors_of(inputs))
+    ctx.layout = [
+        len(value) if is_tensor_list(value) else isinstance(value, Tensor) for value in inputs
+    ]
+    ctx.plain = [None if tensors_of([value]) else value for value in inputs]
+
+
+def backward_of(
+    reference: Callable[..., Tensor], backward: Callable[..., Any]
+) -> Callable[..., Any]:
+    twice = differentiated(reference)
+
+    def run(ctx: Any, grad: Tensor) -> Any:
+        saved = iter(ctx.saved_tensors)
+        values = []
+        for count, value in zip(ctx.layout, ctx.plain, strict=True):
+            if count is True:
+                values.append(next(saved))
+            elif count is False:
+                values.append(value)
+            else:
+                values.append([next(saved) for _ in range(count)])
+        # Grad mode is on in a backward pass that is to be differentiated itself.
+        lists = any(is_tensor_list(value) for value in values)
+        chosen = twice if torch.is_grad_enabled() and not lists else backward
+        return chosen(grad, *values, needs=ctx.needs_input_grad)
+
+    return run
+
+
+def differentiated(reference: Callable[..., Tensor]) -> Callable[..., Any]:
+    def run(grad: Tensor, *values: Any, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            fresh = list(values)
+            for index, needed in enumerate(needs):
+                if needed:
+                    value = values[index]
+                    fresh[index] = (
+                        value.view_as(value) if again else value.detach().requires_grad_()
+                    )
+            wanted = [value for value, needed in zip(fresh, needs, strict=True) if needed]
+            value = reference(*fresh)
+            found = torch.autograd.grad(value, wanted, grad, create_graph=again, allow_unused=True)
+        gradients = iter(found)
+        return tuple(next(gradients) if needed else None for needed in needs)
+
+    return run

@@ -1,0 +1,54 @@
+"""The way a call takes: straight to a kernel, through torch's dispatcher, or to the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+class Route(Enum):
+    """DIRECT skips the dispatcher, which costs more than a small op itself."""
+
+    DIRECT = "nothing to differentiate or trace"
+    DISPATCHER = "autograd, tracing or a tensor subclass is at work"
+    REFERENCE = "torch.func or forward mode is at work, which only plain torch ops know"
+
+
+def route(tensors: Sequence[Tensor]) -> Route:
+    """The route for a call on these tensors."""
+    if torch.compiler.is_compiling():
+        return Route.DISPATCHER
+    wants_grad = torch.is_grad_enabled()
+    found = Route.DIRECT
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, torch.nn.Parameter):
+            return Route.DISPATCHER
+        try:
+            tensor.data_ptr()
+        except RuntimeError:  # torch.func's wrappers have no memory of their own
+            return Route.REFERENCE
+        if forward_ad.unpack_dual(tensor).tangent is not None:
+            return Route.REFERENCE
+        if wants_grad and tensor.requires_grad:
+            found = Route.DISPATCHER
+    return found
+
+
+def is_tensor_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
+
+
+def tensors_of(values: Sequence[Any]) -> list[Tensor]:
+    """All tensors among the values, those in lists included."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif is_tensor_list(value):
+            found.extend(value)
+    return found
