@@ -23,12 +23,12 @@ with warnings.catch_warnings(record=True) as at_import:
     import lapkernels as lk
     import torch
 assert not [w for w in at_import if "lapkernels" in str(w.message)], "warned at import"
-s, x, variance = torch.ones(2, 3, 4), torch.ones(3, 5), torch.ones(4, 5)
+s, x, variance = torch.ones(2, 3, 7, 4), torch.ones(3, 7, 5), torch.ones(4, 5)
 with warnings.catch_warnings(record=True) as at_use:
     warnings.simplefilter("always")
     for _ in range(2):
         gram = lk.ops.jacobian_gram(s, x, variance, lk.ops.Geometry())
-        assert torch.equal(gram, torch.full((3, 2, 2), 20.0)), gram
+        assert torch.equal(gram, torch.full((3, 2, 2), 980.0)), gram
 caught = [str(w.message) for w in at_use if "reference backend" in str(w.message)]
 print(len(caught), "warnings", *caught)
 """

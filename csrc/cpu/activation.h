@@ -22,7 +22,8 @@ inline float fast_exp(float x) {
 }
 inline double fast_exp(double x) { return std::exp(x); }
 
-template <class T, Activation kind> inline T squared_slope(T z, T slope) {
+template <class T, Activation kind>
+inline T squared_slope(T z, T slope) {
   if constexpr (kind == Activation::given) return z * z;
   if constexpr (kind == Activation::relu) return z > 0 ? T(1) : T(0);
   if constexpr (kind == Activation::leaky_relu) return z > 0 ? T(1) : slope * slope;
@@ -59,17 +60,28 @@ template <class T, Activation kind> inline T squared_slope(T z, T slope) {
 }
 
 // Calls body.template operator()<kind>() for the activation known at run time.
-template <class Body2> void with_activation(Activation kind, Body2 body) {
+template <class Body2>
+void with_activation(Activation kind, Body2 body) {
   switch (kind) {
-    case Activation::identity: return body.template operator()<Activation::identity>();
-    case Activation::given: return body.template operator()<Activation::given>();
-    case Activation::relu: return body.template operator()<Activation::relu>();
-    case Activation::leaky_relu: return body.template operator()<Activation::leaky_relu>();
-    case Activation::elu: return body.template operator()<Activation::elu>();
-    case Activation::tanh: return body.template operator()<Activation::tanh>();
-    case Activation::sigmoid: return body.template operator()<Activation::sigmoid>();
-    case Activation::softplus: return body.template operator()<Activation::softplus>();
-    case Activation::silu: return body.template operator()<Activation::silu>();
-    case Activation::gelu: return body.template operator()<Activation::gelu>();
+    case Activation::identity:
+      return body.template operator()<Activation::identity>();
+    case Activation::given:
+      return body.template operator()<Activation::given>();
+    case Activation::relu:
+      return body.template operator()<Activation::relu>();
+    case Activation::leaky_relu:
+      return body.template operator()<Activation::leaky_relu>();
+    case Activation::elu:
+      return body.template operator()<Activation::elu>();
+    case Activation::tanh:
+      return body.template operator()<Activation::tanh>();
+    case Activation::sigmoid:
+      return body.template operator()<Activation::sigmoid>();
+    case Activation::softplus:
+      return body.template operator()<Activation::softplus>();
+    case Activation::silu:
+      return body.template operator()<Activation::silu>();
+    case Activation::gelu:
+      return body.template operator()<Activation::gelu>();
   }
 }

@@ -43,9 +43,9 @@ inline std::string shape_of(const Tensor& tensor) {
 // Dtype and device of every tensor argument must be those of the first.
 inline void check_tensor(const char* name, const Tensor& tensor, const Tensor& like) {
   STD_TORCH_CHECK(tensor.is_cpu(), name, " must be on the CPU");
-  STD_TORCH_CHECK(tensor.scalar_type() == ScalarType::Float ||
-                      tensor.scalar_type() == ScalarType::Double,
-                  name, " must be float32 or float64");
+  STD_TORCH_CHECK(
+      tensor.scalar_type() == ScalarType::Float || tensor.scalar_type() == ScalarType::Double, name,
+      " must be float32 or float64");
   STD_TORCH_CHECK(tensor.scalar_type() == like.scalar_type(), name,
                   " must have the same dtype as the other tensors");
 }
@@ -68,7 +68,8 @@ inline void check_writable(const char* name, const Tensor& tensor) {
 }
 
 // The tensor as [V, N, C, z, y, x]: `leading` of its first dimensions end at C, the rest at x.
-template <class T> Grid<T> grid(const Tensor& tensor, int64_t leading) {
+template <class T>
+Grid<T> grid(const Tensor& tensor, int64_t leading) {
   Grid<T> g{static_cast<T*>(tensor.data_ptr()), {1, 1, 1, 1, 1, 1}, {0, 0, 0, 0, 0, 0}};
   for (int64_t d = 0; d < tensor.dim(); ++d) {
     const int64_t at = d < leading ? 3 - leading + d : 6 - tensor.dim() + d;
@@ -83,8 +84,8 @@ inline void check_list(const char* name, const Ints& values, int64_t dims, int64
   STD_TORCH_CHECK(static_cast<int64_t>(values.size()) == dims, name, " has ", values.size(),
                   " entries, but there are ", dims, " spatial dimensions");
   for (int64_t value : values)
-    STD_TORCH_CHECK(value >= low && value <= high, name, " holds ", value, ", outside [", low,
-                    ", ", high, "]");
+    STD_TORCH_CHECK(value >= low && value <= high, name, " holds ", value, ", outside [", low, ", ",
+                    high, "]");
 }
 
 inline Taps make_taps(const Ints& kernel, const Ints& stride, const Ints& padding,
@@ -111,7 +112,8 @@ inline Taps make_taps(const Ints& kernel, const Ints& stride, const Ints& paddin
 }
 
 // Calls body.template operator()<T>() for the tensor's dtype.
-template <class Dispatched> void with_dtype(const Tensor& tensor, Dispatched body) {
+template <class Dispatched>
+void with_dtype(const Tensor& tensor, Dispatched body) {
   if (tensor.scalar_type() == ScalarType::Float)
     body.template operator()<float>();
   else

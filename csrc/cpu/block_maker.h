@@ -48,7 +48,8 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
 }
 
 // Makes blocks of G, one (sample, column) after another. One object serves one thread.
-template <class T> class BlockMaker {
+template <class T>
+class BlockMaker {
  public:
   BlockMaker(const Correlation<T>& problem, int64_t rows, int64_t channels)
       : problem_(problem),
@@ -134,8 +135,8 @@ template <class T> class BlockMaker {
   template <class F>
   void multiply(const Block& block, int64_t a, int64_t n, int64_t v, int64_t width, F of_small) {
     const Grid<const T>& s = problem_.small;
-    const T* base = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] +
-                    a * s.stride[2];
+    const T* base =
+        s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + a * s.stride[2];
     int64_t row_stride = s.stride[2], step = s.stride[5];
     const bool even = (s.size[4] == 1 || s.stride[4] == s.stride[5] * s.size[5]) &&
                       (s.size[3] == 1 || s.stride[3] == s.stride[5] * s.size[5] * s.size[4]);
@@ -152,8 +153,8 @@ template <class T> class BlockMaker {
     }
     for (int64_t first = 0; first < width; first += kPanel<T>)
       product_rows<T>(base, row_stride, step, block.rows(),
-                      panels_->data() + first * problem_.positions, width - first, problem_.positions,
-                      values_.data() + first, layout_.pitch, false);
+                      panels_->data() + first * problem_.positions, width - first,
+                      problem_.positions, values_.data() + first, layout_.pitch, false);
   }
 
   const Correlation<T>& problem_;

@@ -5,26 +5,37 @@
 // buffer that fits the cache, for one sample and column, and is never larger.
 
 struct Identity {
-  template <class T> T operator()(T x) const { return x; }
+  template <class T>
+  T operator()(T x) const {
+    return x;
+  }
 };
 struct Square {
-  template <class T> T operator()(T x) const { return x * x; }
+  template <class T>
+  T operator()(T x) const {
+    return x * x;
+  }
 };
 
-template <class T> struct Correlation {
+template <class T>
+struct Correlation {
   Grid<const T> small, large;
   Taps taps;
-  int64_t columns, samples;       // V and N
-  int64_t rows, channels;         // A and B, of one group
-  int64_t kernel;                 // taps in all
+  int64_t columns, samples;  // V and N
+  int64_t rows, channels;    // A and B, of one group
+  int64_t kernel;            // taps in all
   int64_t positions;
-  bool may_transform;             // tile_transform.h may be used: its rounding is that of signed sums
+  bool may_transform;  // tile_transform.h may be used: its rounding is that of signed sums
 
   Correlation(const Grid<const T>& small_, const Grid<const T>& large_, const Taps& taps_,
               bool may_transform_ = true)
-      : small(small_), large(large_), taps(taps_),
-        columns(std::max(small_.size[0], large_.size[0])), samples(small_.size[1]),
-        rows(small_.size[2] / taps_.groups), channels(large_.size[2] / taps_.groups),
+      : small(small_),
+        large(large_),
+        taps(taps_),
+        columns(std::max(small_.size[0], large_.size[0])),
+        samples(small_.size[1]),
+        rows(small_.size[2] / taps_.groups),
+        channels(large_.size[2] / taps_.groups),
         kernel(taps_.kernel[0] * taps_.kernel[1] * taps_.kernel[2]),
         positions(small_.size[3] * small_.size[4] * small_.size[5]),
         may_transform(may_transform_) {}

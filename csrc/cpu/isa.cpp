@@ -7,10 +7,10 @@
 
 namespace lapkernels {
 
-#define LAPKERNELS_TABLES(isa)              \
-  namespace isa {                           \
-  const Kernels<float>& float_table();      \
-  const Kernels<double>& double_table();    \
+#define LAPKERNELS_TABLES(isa)           \
+  namespace isa {                        \
+  const Kernels<float>& float_table();   \
+  const Kernels<double>& double_table(); \
   }
 LAPKERNELS_TABLES(baseline)
 LAPKERNELS_TABLES(avx2)
@@ -42,7 +42,8 @@ Level level() {
 
 }  // namespace
 
-template <> const Kernels<float>& kernels<float>() {
+template <>
+const Kernels<float>& kernels<float>() {
 #if defined(__x86_64__)
   if (level() == Level::avx512) return avx512::float_table();
   if (level() == Level::avx2) return avx2::float_table();
@@ -50,7 +51,8 @@ template <> const Kernels<float>& kernels<float>() {
   return baseline::float_table();
 }
 
-template <> const Kernels<double>& kernels<double>() {
+template <>
+const Kernels<double>& kernels<double>() {
 #if defined(__x86_64__)
   if (level() == Level::avx512) return avx512::double_table();
   if (level() == Level::avx2) return avx2::double_table();

@@ -3,6 +3,7 @@
 
 namespace lapkernels::LAPKERNELS_ISA {
 
+// In the order of use: later files build on earlier ones.
 #include "simd.h"
 #include "planes.h"
 #include "tiles.h"

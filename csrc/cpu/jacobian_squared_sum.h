@@ -17,22 +17,22 @@ constexpr int64_t kBlockValues = 16384, kLeastValues = 4096;
 
 // The cheapest cut into blocks of at most `most_values`. Each cut of the channels copies the rows
 // once more for every column, each cut of the rows the windows.
-template <class T> Partition partition(const Correlation<T>& p, int64_t most_values) {
+template <class T>
+Partition partition(const Correlation<T>& p, int64_t most_values) {
   const int64_t unit = TileTransform<T>::applies(p) ? kPanel<T> : 1;
   Partition best{};
   double best_cost = -1;
   for (int64_t wide = std::min(unit, p.channels);; wide = std::min(wide + unit, p.channels)) {
-    const int64_t tall = std::clamp<int64_t>(most_values / (wide * p.kernel),
-                                             std::min<int64_t>(p.rows, 12), p.rows);
+    const int64_t tall =
+        std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 12), p.rows);
     const int64_t cuts = ceil_div(p.channels, wide), row_cuts = ceil_div(p.rows, tall);
     const Way way = choose_layout(p, tall, wide).way;
     // Instructions for one row or one channel at one position, roughly.
     const double row_copy = way == Way::panels ? 0.2 : 1;
     const double window_copy = way == Way::panels ? 4.0 * p.kernel : way == Way::tiles ? 1.6 : 1;
     const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
-    const double cost =
-        row_copy * p.rows * p.columns * cuts +
-        window_copy * p.channels * p.columns / reuse * row_cuts;
+    const double cost = row_copy * p.rows * p.columns * cuts +
+                        window_copy * p.channels * p.columns / reuse * row_cuts;
     if (best_cost < 0 || cost <= best_cost) {
       best_cost = cost;
       best = {ceil_div(p.rows, row_cuts), wide, 1};
@@ -42,7 +42,8 @@ template <class T> Partition partition(const Correlation<T>& p, int64_t most_val
 }
 
 // A share of the weight for every one of several threads.
-template <class T> int64_t shared_values(const Correlation<T>& p) {
+template <class T>
+int64_t shared_values(const Correlation<T>& p) {
   const int64_t weight = p.taps.groups * p.rows * p.channels * p.kernel;
   return std::clamp(weight / 4, kLeastValues, kBlockValues);
 }
@@ -67,8 +68,7 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
       T* to = out.data + (block.group * p.rows + a) * out.stride[1] + b * out.stride[2];
       const T* from = value + (b - block.b0) * layout.channel;
       for (int64_t k = 0; k < p.kernel; ++k)
-        to[taps[k]] =
-            (decay == 0 ? T(0) : decay * to[taps[k]]) + scale * from[k * layout.tap];
+        to[taps[k]] = (decay == 0 ? T(0) : decay * to[taps[k]]) + scale * from[k * layout.tap];
     }
 }
 

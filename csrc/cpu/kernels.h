@@ -11,7 +11,8 @@
 namespace lapkernels {
 
 // A strided tensor [V, N, C, z, y, x]; unused dimensions have size 1.
-template <class T> struct Grid {
+template <class T>
+struct Grid {
   T* data;
   int64_t size[6];
   int64_t stride[6];
@@ -27,7 +28,8 @@ struct Taps {
 };
 
 // One strided vector or matrix entry list: element p of a flat parameter.
-template <class T> struct Flat {
+template <class T>
+struct Flat {
   T* data;
   int64_t size;
 };
@@ -38,7 +40,18 @@ struct Update {
   double scale;
 };
 
-enum class Activation { identity, given, relu, leaky_relu, elu, tanh, sigmoid, softplus, silu, gelu };
+enum class Activation {
+  identity,
+  given,
+  relu,
+  leaky_relu,
+  elu,
+  tanh,
+  sigmoid,
+  softplus,
+  silu,
+  gelu
+};
 
 // Runs body(task) for every task in [0, tasks), on as many threads as it likes.
 using Body = std::function<void(int64_t)>;
@@ -49,7 +62,8 @@ struct Context {
   int64_t threads;
 };
 
-template <class T> struct Kernels {
+template <class T>
+struct Kernels {
   const char* name;
   // out is [A, B / groups, k] in `weight_stride`-strided form, see each kernel's header.
   void (*jacobian_squared_sum)(const Context&, Grid<T> out, Update, Grid<const T> small,
@@ -82,6 +96,7 @@ template <class T> struct Kernels {
                                 double scale);
 };
 
-template <class T> const Kernels<T>& kernels();
+template <class T>
+const Kernels<T>& kernels();
 
 }  // namespace lapkernels

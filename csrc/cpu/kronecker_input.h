@@ -21,8 +21,7 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
   std::vector<std::vector<std::pair<int64_t, int64_t>>> tap_offsets;
   const bool empty = output_size[0] * output_size[1] * output_size[2] == 0;
   int64_t phases[3];
-  for (int d = 0; d < 3; ++d)
-    phases[d] = transposed ? std::min(taps.stride[d], output_size[d]) : 1;
+  for (int d = 0; d < 3; ++d) phases[d] = transposed ? std::min(taps.stride[d], output_size[d]) : 1;
   for (int64_t way = 0; !empty && way < phases[0] * phases[1] * phases[2]; ++way) {
     const int64_t at[3] = {way / phases[2] / phases[1], way / phases[2] % phases[1],
                            way % phases[2]};

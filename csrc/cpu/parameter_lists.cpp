@@ -18,7 +18,8 @@ void check_scalar(const Tensor& out, const List& first) {
   check_dims("out", out, 0);
 }
 
-template <class T> void update_scalar(Tensor& out, Update update, double value) {
+template <class T>
+void update_scalar(Tensor& out, Update update, double value) {
   T* at = static_cast<T*>(out.data_ptr());
   *at = T((update.decay == 0 ? 0.0 : update.decay * *at) + update.scale * value);
 }
@@ -48,7 +49,8 @@ void squared_gradient_sum(Tensor out, double decay, double scale, List gradient,
 }
 
 // Runs body on dense copies of the written list, and copies back what was not dense.
-template <class Written> void on_dense(List& written, Written body) {
+template <class Written>
+void on_dense(List& written, Written body) {
   for (const Tensor& tensor : written) check_writable("the list that is written", tensor);
   List copies = dense(written);
   body(copies);
@@ -97,7 +99,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lapkernels_native, library) {
       "squared_gradient_sum(Tensor(a!) out, float decay, float scale, Tensor[] gradient, "
       "Tensor[] log_sigma) -> ()");
   library.def(
-      "precision_update(Tensor(a!)[] precision, Tensor[] diagonal, float decay, float scale) -> ()");
+      "precision_update(Tensor(a!)[] precision, Tensor[] diagonal, float decay, float scale) -> "
+      "()");
   library.def(
       "sample_from_precision(Tensor(a!)[] noise, Tensor[] mean, Tensor[] precision, "
       "float prior_precision, float scale) -> ()");

@@ -8,7 +8,8 @@ struct Stretch {
   int64_t begin, end;
 };
 
-template <class List> std::vector<Stretch> stretches(const List& list) {
+template <class List>
+std::vector<Stretch> stretches(const List& list) {
   constexpr int64_t kStretch = 1 << 15;
   std::vector<Stretch> found;
   for (size_t entry = 0; entry < list.size(); ++entry)
@@ -46,9 +47,9 @@ double gaussian_kl(const Context& context, std::span<const Flat<const T>> mean,
   const T precision = 1 / (prior_sigma * prior_sigma);
   const T offset = 2 * std::log(prior_sigma) - 1;
   return 0.5 * sum_list<T>(context, mean, [&](size_t entry, int64_t i) {
-    const T mu = mean[entry].data[i], ls = log_sigma[entry].data[i];
-    return (fast_exp(2 * ls) + mu * mu) * precision - 2 * ls + offset;
-  });
+           const T mu = mean[entry].data[i], ls = log_sigma[entry].data[i];
+           return (fast_exp(2 * ls) + mu * mu) * precision - 2 * ls + offset;
+         });
 }
 
 template <class T>

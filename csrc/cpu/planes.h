@@ -15,7 +15,7 @@ struct Axis {
   int64_t positions = 1;
   int64_t source = 1;  // size of the tensor along this axis
   int64_t stride = 1;
-  int64_t first = 0;   // entry q of a phase array is source index (q + first) * stride + phase
+  int64_t first = 0;  // entry q of a phase array is source index (q + first) * stride + phase
   int64_t length = 1;
   std::vector<int64_t> phases;
   std::vector<Tap> taps;
@@ -51,12 +51,12 @@ inline Axis gather_axis(const Taps& taps, int d, int64_t positions, int64_t sour
 // Three axes and the range of positions of the outermost one that is held at a time (a slab).
 struct Planes {
   std::array<Axis, 3> axes;
-  int outer;         // the slabs cut this axis: the first of length over one
-  int64_t slab;      // positions of it in a full slab
+  int outer;           // the slabs cut this axis: the first of length over one
+  int64_t slab;        // positions of it in a full slab
   int64_t lengths[3];  // of a full slab
-  int64_t phases;    // arrays a channel
-  int64_t plane;     // entries of one array
-  int64_t flat;      // entries from a slab's first position to its last, in whole vectors
+  int64_t phases;      // arrays a channel
+  int64_t plane;       // entries of one array
+  int64_t flat;        // entries from a slab's first position to its last, in whole vectors
 
   template <class T>
   static Planes make(std::array<Axis, 3> axes, int64_t channels, int64_t bytes) {
@@ -88,7 +88,8 @@ struct Planes {
     return d == outer ? std::min(slab, axes[d].positions - index * slab) : axes[d].positions;
   }
   // Flat entries that hold all positions of slab `index`, rounded up to whole vectors.
-  template <class T> int64_t extent(int64_t index) const {
+  template <class T>
+  int64_t extent(int64_t index) const {
     int64_t last = 0;
     for (int d = 0; d < 3; ++d) last = last * lengths[d] + count(d, index) - 1;
     return round_up(last + 1, kWidth<T>);
@@ -145,8 +146,8 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
   int64_t start[3], lengths[3];
   for (int d = 0; d < 3; ++d) {
     start[d] = p.begin(d, slab) + p.axes[d].first;
-    lengths[d] = d == p.outer ? p.count(d, slab) + p.axes[d].length - p.axes[d].positions
-                              : p.lengths[d];
+    lengths[d] =
+        d == p.outer ? p.count(d, slab) + p.axes[d].length - p.axes[d].positions : p.lengths[d];
   }
   for (int64_t c = c0; c < c1; ++c)
     for (int64_t pz : p.axes[0].phases)
@@ -169,7 +170,8 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
                 continue;
               }
               const int64_t ux = (lo + start[2]) * sx + px;
-              const T* from = channel + uz * src.stride[3] + uy * src.stride[4] + ux * src.stride[5];
+              const T* from =
+                  channel + uz * src.stride[3] + uy * src.stride[4] + ux * src.stride[5];
               std::fill(row, row + lo, T(0));
               copy_row(row + lo, from, hi - lo, sx * src.stride[5], f);
               std::fill(row + hi, row + lengths[2], T(0));

@@ -7,7 +7,8 @@
 // both shared among the threads, and each entry is summed by one thread in one order.
 
 // Reads entries of the chunk being packed: feature j of vector k goes to panels at(j, k).
-template <class T> struct Panels {
+template <class T>
+struct Panels {
   T* data;
   int64_t capacity;  // vectors a panel has room for
   T* column(int64_t j, int64_t k) const {

@@ -5,38 +5,52 @@ constexpr int kVectorBytes = LAPKERNELS_VECTOR_BYTES;
 // Accumulators a tile may hold: vector registers less those for operands.
 constexpr bool kManyRegisters = LAPKERNELS_VECTOR_REGISTERS >= 32;
 
-template <class T> struct Simd;
-template <> struct Simd<float> {
+template <class T>
+struct Simd;
+template <>
+struct Simd<float> {
   static constexpr int width = kVectorBytes / 4;
   typedef float Vec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
   typedef float Reg __attribute__((vector_size(kVectorBytes)));
 };
-template <> struct Simd<double> {
+template <>
+struct Simd<double> {
   static constexpr int width = kVectorBytes / 8;
   typedef double Vec __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
   typedef double Reg __attribute__((vector_size(kVectorBytes)));
 };
-template <class T> using Reg = typename Simd<T>::Reg;
-template <class T> constexpr int kWidth = Simd<T>::width;
+template <class T>
+using Reg = typename Simd<T>::Reg;
+template <class T>
+constexpr int kWidth = Simd<T>::width;
 
-template <class T> inline Reg<T> load(const T* p) {
+template <class T>
+inline Reg<T> load(const T* p) {
   return *reinterpret_cast<const typename Simd<T>::Vec*>(p);
 }
-template <class T> inline void store(T* p, Reg<T> v) {
+template <class T>
+inline void store(T* p, Reg<T> v) {
   *reinterpret_cast<typename Simd<T>::Vec*>(p) = v;
 }
-template <class T> inline Reg<T> broadcast(T x) { return x - Reg<T>{}; }
+template <class T>
+inline Reg<T> broadcast(T x) {
+  return x - Reg<T>{};
+}
 
 // Lanes of a vector added down to 16 bytes: [0] + [half], and so on, in one fixed order.
-template <class T> struct Quarter;
-template <> struct Quarter<float> {
+template <class T>
+struct Quarter;
+template <>
+struct Quarter<float> {
   typedef float Reg __attribute__((vector_size(16)));
 };
-template <> struct Quarter<double> {
+template <>
+struct Quarter<double> {
   typedef double Reg __attribute__((vector_size(16)));
 };
 
-template <class T> inline typename Quarter<T>::Reg fold(Reg<T> v) {
+template <class T>
+inline typename Quarter<T>::Reg fold(Reg<T> v) {
   typename Quarter<T>::Reg parts[kVectorBytes / 16];
   __builtin_memcpy(parts, &v, sizeof(v));
   if constexpr (kVectorBytes == 64) return (parts[0] + parts[2]) + (parts[1] + parts[3]);
@@ -45,7 +59,8 @@ template <class T> inline typename Quarter<T>::Reg fold(Reg<T> v) {
 }
 
 // out[c] = sum of the lanes of v[c], several vectors at a time.
-template <int C> inline void sum_each(const Reg<float>* v, float* out) {
+template <int C>
+inline void sum_each(const Reg<float>* v, float* out) {
   typedef Quarter<float>::Reg Q;
   for (int c = 0; c < C; c += 4) {
     Q q[4] = {};
@@ -59,14 +74,16 @@ template <int C> inline void sum_each(const Reg<float>* v, float* out) {
     __builtin_memcpy(out + c, &all, sizeof(float) * std::min(4, C - c));
   }
 }
-template <int C> inline void sum_each(const Reg<double>* v, double* out) {
+template <int C>
+inline void sum_each(const Reg<double>* v, double* out) {
   for (int c = 0; c < C; ++c) {
     const auto pair = fold<double>(v[c]);
     out[c] = pair[0] + pair[1];
   }
 }
 
-template <class T> inline T sum(Reg<T> v) {
+template <class T>
+inline T sum(Reg<T> v) {
   T total;
   sum_each<1>(&v, &total);
   return total;
@@ -76,11 +93,11 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / 
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
 // Zeroed scratch memory on a vector boundary. The slack lets a vector load run past the end.
-template <class T> class Scratch {
+template <class T>
+class Scratch {
  public:
   explicit Scratch(int64_t count)
-      : storage_(static_cast<size_t>(count + 2 * kSlack), T(0)),
-        data_(storage_.data()) {
+      : storage_(static_cast<size_t>(count + 2 * kSlack), T(0)), data_(storage_.data()) {
     const auto address = reinterpret_cast<uintptr_t>(data_);
     data_ += (64 - address % 64) % 64 / sizeof(T);
   }

@@ -37,8 +37,8 @@ void squared_conv_input(Tensor out, double decay, double scale, const Tensor& m,
   with_dtype(m, [&]<class T>() {
     const Grid<const T> slopes = grid<const T>(z ? *z : m, 2);
     kernels<T>().squared_conv_input(torch_context(), grid<T>(out, 2), {decay, scale},
-                                    grid<const T>(m, 2), grid<const T>(weight, 2), taps,
-                                    transposed, slopes, kind, slope);
+                                    grid<const T>(m, 2), grid<const T>(weight, 2), taps, transposed,
+                                    slopes, kind, slope);
   });
 }
 

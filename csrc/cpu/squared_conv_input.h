@@ -1,8 +1,9 @@
 // Convolution with the squared kernel, towards a layer's input, times a squared activation slope.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
-//   conv:       out[b, u] = sum_{a, k, t : t * stride - padding + k * dilation = u} W[a, b, k]^2 m[a, t]
-//   transposed: out[a, t] = sum_{b, k} W[a, b, k]^2 m[b, t * stride - padding + k * dilation]
+//   conv:       out[b, u] = sum_{a, k, t : t * stride - padding + k * dilation = u} W[a, b, k]^2
+//   m[a, t] transposed: out[a, t] = sum_{b, k} W[a, b, k]^2 m[b, t * stride - padding + k *
+//   dilation]
 //
 // The second gathers from arrays in which every tap is an offset (planes.h). The first is as many
 // such gathers as the stride has phases: outputs of one phase read m through the same taps.
@@ -40,7 +41,11 @@ void square_weights(T* to, const Grid<const T>& weight, const std::vector<int64_
 template <class T, int R>
 inline void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c,
                      int64_t pitch, int64_t count) {
-  constexpr int Wide = kManyRegisters ? (R == 1 ? 8 : 6) : (R == 1 ? 8 : R == 2 ? 6 : R == 3 ? 4 : 3);
+  constexpr int Wide = kManyRegisters ? (R == 1 ? 8 : 6)
+                                      : (R == 1   ? 8
+                                         : R == 2 ? 6
+                                         : R == 3 ? 4
+                                                  : 3);
   int64_t vectors = ceil_div(count, kWidth<T>), q = 0;
   auto strip = [&]<int C>() {
     axpy_tile<T, R, C>(b + q, offsets, terms, w, c + q, pitch);
@@ -119,8 +124,7 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
         const int64_t slab = task % slabs, g = task / slabs % taps.groups;
         const int64_t n = task / slabs / taps.groups;
         Scratch<T> arrays(sources * p.phases * p.plane + p.flat);
-        fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources,
-                       Identity{});
+        fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
         const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
         const int64_t row_pitch = round_up(nx, kWidth<T>);
         Scratch<T> line(kBlock * row_pitch);
@@ -131,10 +135,17 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
               const T* w = squares.data() + (g * rows + r) * terms;
               const T* b = arrays.data() + p.row(iz, iy);
               switch (block) {
-                case 4: axpy_row<T, 4>(b, offsets.data(), terms, w, line.data(), row_pitch, nx); break;
-                case 3: axpy_row<T, 3>(b, offsets.data(), terms, w, line.data(), row_pitch, nx); break;
-                case 2: axpy_row<T, 2>(b, offsets.data(), terms, w, line.data(), row_pitch, nx); break;
-                default: axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                case 4:
+                  axpy_row<T, 4>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  break;
+                case 3:
+                  axpy_row<T, 3>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  break;
+                case 2:
+                  axpy_row<T, 2>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  break;
+                default:
+                  axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
               }
               const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
                                     (p.begin(1, slab) + iy) * steps[1] + at[1],
@@ -147,8 +158,8 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
                 };
                 const T* slopes = kind == Activation::identity ? nullptr : locate(z);
                 write_row<T, kind>(locate(out), out.stride[5] * steps[2], update,
-                                   line.data() + i * row_pitch, slopes,
-                                   z.stride[5] * steps[2], nx, T(slope));
+                                   line.data() + i * row_pitch, slopes, z.stride[5] * steps[2], nx,
+                                   T(slope));
               }
             }
       });

@@ -13,8 +13,8 @@ void squared_conv_weight(Tensor out, double decay, double scale, const Tensor& s
   if (problem.empty) return update_by_zero(out, decay);
   with_dtype(small, [&]<class T>() {
     kernels<T>().squared_conv_weight(torch_context(), grid<T>(out, 2), {decay, scale},
-                                     grid<const T>(small, 3), grid<const T>(large, 3),
-                                     problem.taps, square_small);
+                                     grid<const T>(small, 3), grid<const T>(large, 3), problem.taps,
+                                     square_small);
   });
 }
 

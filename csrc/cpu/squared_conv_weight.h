@@ -1,5 +1,5 @@
-// D[a, b, k] = sum_n sum_t small[n, a, t] * large[n, window (b, k), t] with the layer's input squared.
-// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+// D[a, b, k] = sum_n sum_t small[n, a, t] * large[n, window (b, k), t] with the layer's input
+// squared. Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
 // All terms have one sign, and so must every sum on the way: small results stay accurate.
 

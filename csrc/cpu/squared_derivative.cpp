@@ -7,7 +7,8 @@ void squared_derivative(Tensor out, double decay, double scale, const Tensor& m,
                         std::string activation, double slope) {
   const Activation kind = activation_named(activation);
   check_tensor("m", m, m);
-  for (const auto& [name, tensor] : {std::pair{"z", &z}, std::pair<const char*, const Tensor*>{"out", &out}}) {
+  for (const auto& [name, tensor] :
+       {std::pair{"z", &z}, std::pair<const char*, const Tensor*>{"out", &out}}) {
     check_tensor(name, *tensor, m);
     check_dims(name, *tensor, m.dim());
     for (int64_t d = 0; d < m.dim(); ++d) check_size(name, *tensor, d, m.size(d));
@@ -26,10 +27,10 @@ void squared_derivative(Tensor out, double decay, double scale, const Tensor& m,
   const Tensor dense_z = alike ? z : torch::stable::contiguous(z);
   Tensor dense_out = alike ? out : torch::stable::contiguous(out);
   with_dtype(m, [&]<class T>() {
-    kernels<T>().squared_derivative(
-        torch_context(), static_cast<T*>(dense_out.data_ptr()), {decay, scale},
-        static_cast<const T*>(dense_m.data_ptr()), static_cast<const T*>(dense_z.data_ptr()),
-        m.numel(), kind, slope);
+    kernels<T>().squared_derivative(torch_context(), static_cast<T*>(dense_out.data_ptr()),
+                                    {decay, scale}, static_cast<const T*>(dense_m.data_ptr()),
+                                    static_cast<const T*>(dense_z.data_ptr()), m.numel(), kind,
+                                    slope);
   });
   if (dense_out.data_ptr() != out.data_ptr()) torch::stable::copy_(out, dense_out);
 }

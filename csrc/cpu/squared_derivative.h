@@ -10,7 +10,8 @@ void squared_derivative(const Context& context, T* out, Update update, const T* 
       const int64_t begin = task * kStretch, end = std::min(size, begin + kStretch);
       const T scale = update.scale, decay = update.decay, s = slope;
       if (update.decay == 0)
-        for (int64_t i = begin; i < end; ++i) out[i] = scale * m[i] * squared_slope<T, kind>(z[i], s);
+        for (int64_t i = begin; i < end; ++i)
+          out[i] = scale * m[i] * squared_slope<T, kind>(z[i], s);
       else
         for (int64_t i = begin; i < end; ++i)
           out[i] = decay * out[i] + scale * m[i] * squared_slope<T, kind>(z[i], s);

@@ -10,7 +10,8 @@
 // Layouts, channels innermost: windows [16][panel][tile][kPanel], positions [16][tile][rows],
 // products [16][row][channels], result [row][tap][channels], channels in whole vectors.
 
-template <class T> class TileTransform {
+template <class T>
+class TileTransform {
  public:
   static bool applies(const Correlation<T>& p) {
     const Taps& t = p.taps;
@@ -27,8 +28,12 @@ template <class T> class TileTransform {
   }
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)
-      : problem_(p), down_(tiles_down(p)), across_(tiles_across(p)), slab_(slab_rows(p, channels)),
-        pitch_(channel_pitch(channels)), panels_(round_up(channels, kPanel<T>)),
+      : problem_(p),
+        down_(tiles_down(p)),
+        across_(tiles_across(p)),
+        slab_(slab_rows(p, channels)),
+        pitch_(channel_pitch(channels)),
+        panels_(round_up(channels, kPanel<T>)),
         lanes_(round_up(rows, kWidth<T>)),
         input_((2 * slab_ + 2) * (2 * across_ + 2) * pitch_),
         output_(2 * slab_ * 2 * across_ * lanes_),
@@ -59,9 +64,10 @@ template <class T> class TileTransform {
   static constexpr int64_t kBytes = 224 << 10;
 
   // Channels [c0, c0 + channels) of lines [y0, y0 + height) as [y][x][lane], zeros outside.
-  [[gnu::noinline]] static void channels_last(T* to, int64_t lanes, const Grid<const T>& from, int64_t v, int64_t n,
-                            int64_t c0, int64_t channels, int64_t y0, int64_t height, int64_t x0,
-                            int64_t width) {
+  [[gnu::noinline]] static void channels_last(T* to, int64_t lanes, const Grid<const T>& from,
+                                              int64_t v, int64_t n, int64_t c0, int64_t channels,
+                                              int64_t y0, int64_t height, int64_t x0,
+                                              int64_t width) {
     const T* base = from.data + std::min(v, from.size[0] - 1) * from.stride[0] +
                     n * from.stride[1] + c0 * from.stride[2];
     for (int64_t y = 0; y < height; ++y, to += width * lanes) {
@@ -72,13 +78,13 @@ template <class T> class TileTransform {
       std::fill(to + hi * lanes, to + width * lanes, T(0));
       if (outside) continue;
       const T* line = base + (y0 + y) * from.stride[4] + x0 * from.stride[5];
-      interleave(to + lo * lanes, lanes, line + lo * from.stride[5], from.stride[5],
-                 from.stride[2], channels, hi - lo);
+      interleave(to + lo * lanes, lanes, line + lo * from.stride[5], from.stride[5], from.stride[2],
+                 channels, hi - lo);
     }
   }
 
-  [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels, int64_t first,
-                         int64_t count) {
+  [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels,
+                                           int64_t first, int64_t count) {
     const int64_t width = 2 * across_ + 2, tiles = count * across_;
     channels_last(input_.data(), pitch_, problem_.large, v, n, b, channels,
                   2 * first - problem_.taps.padding[1], 2 * count + 2, -problem_.taps.padding[2],
@@ -108,8 +114,8 @@ template <class T> class TileTransform {
       }
   }
 
-  [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t first,
-                           int64_t count) {
+  [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t a, int64_t rows,
+                                             int64_t first, int64_t count) {
     const int64_t width = 2 * across_, tiles = count * across_;
     channels_last(output_.data(), lanes_, problem_.small, v, n, a, rows, 2 * first, 2 * count, 0,
                   width);

@@ -1,8 +1,8 @@
 // Register tiles: the innermost loops of every kernel.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 
-// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j + q].
-// q runs over `count` entries, a whole number of vectors.
+// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j +
+// q]. q runs over `count` entries, a whole number of vectors.
 template <class T, int R, int C>
 inline void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict b,
                      const int64_t* __restrict offsets, int64_t count, T* __restrict c,
@@ -73,7 +73,8 @@ inline void axpy_tile(const T* __restrict b, const int64_t* __restrict offsets, 
 // The shape of a matrix-product tile: kRows x (kColumns vectors).
 constexpr int kRows = kManyRegisters ? 8 : 4;
 constexpr int kColumns = 3;
-template <class T> constexpr int kPanel = kColumns * kWidth<T>;
+template <class T>
+constexpr int kPanel = kColumns * kWidth<T>;
 
 // Matrix product on C vectors of a packed panel:
 // c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] * b[k * kPanel + j].

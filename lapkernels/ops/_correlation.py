@@ -34,7 +34,7 @@ def covered(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """``large`` [..., *u] zero-padded and cropped to just what the kernel reads at ``positions``."""
+    """``large`` [..., *u], zero-padded and cropped to what the kernel reads at ``positions``."""
     dims = len(kernel_size)
     sides: list[int] = []
     for d in reversed(range(dims)):
@@ -89,7 +89,7 @@ def library_input(
 def is_pointwise(
     kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int
 ) -> bool:
-    """Whether a layer acts on each position alone, as a matrix product: Linear and 1 x 1 kernels."""
+    """Whether a layer is one matrix product on each position: Linear and 1 x 1 kernels."""
     return groups == 1 and all(
         k == 1 and step == 1 and pad == 0
         for k, step, pad in zip(kernel_size, stride, padding, strict=True)

@@ -22,7 +22,7 @@ def squared_backward(
     geometry: Sequence[Any],
     needs: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of f = sum_{n,v} c[n, v] sum_p variance[p] G[v, n, p]² w.r.t. small, large, variance.
+    """Gradients of sum_{n,v} c[n, v] sum_p variance[p] G[v, n, p]² in small, large and variance.
 
     ``coefficient`` c is [N, V], all ones when None. Samples are taken a few at a time, so memory
     holds their columns only. ``needs`` tells which of small, large (and variance) want one.
@@ -40,18 +40,13 @@ def squared_backward(
             a = small[:, part].detach().requires_grad_()
             b = large[:, part].detach().requires_grad_()
             g = jacobian(a, b, *geometry)
-        half = g.detach() * variance
-        if coefficient is not None:
-            c = coefficient[part].T.reshape(columns, -1, *[1] * variance.dim())
-            half = half * c
-        found = torch.autograd.grad(g, (a, b), 2 * half)
+        shape = (columns, -1, *[1] * variance.dim())
+        c = 1.0 if coefficient is None else coefficient[part].T.reshape(shape)
+        found = torch.autograd.grad(g, (a, b), 2 * c * variance * g.detach())
         if small_grad is not None:
             small_grad[:, part] = found[0]
         if large_grad is not None:
             large_grad[:, part] = found[1]
         if variance_grad is not None:
-            squares = g.detach().square()
-            if coefficient is not None:
-                squares = squares * c
-            variance_grad += squares.sum((0, 1))
+            variance_grad += (c * g.detach().square()).sum((0, 1))
     return small_grad, large_grad, variance_grad

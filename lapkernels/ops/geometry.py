@@ -22,6 +22,16 @@ PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 PADDING_MODES: tuple[PaddingMode, ...] = ("zeros", "reflect", "replicate", "circular")
 
 
+_CONVOLUTIONS = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Kernel taps of a layer, and where they fall on its input.
@@ -90,7 +100,7 @@ class Geometry:
         """Geometry of a Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d module."""
         if isinstance(module, nn.Linear):
             return cls()
-        if isinstance(module, nn.modules.conv._ConvNd):
+        if isinstance(module, _CONVOLUTIONS):
             return cls.conv(
                 cast(tuple[int, ...], module.kernel_size),
                 cast(tuple[int, ...], module.stride),
@@ -107,6 +117,7 @@ class Geometry:
 
     @property
     def is_linear(self) -> bool:
+        """Whether there are no spatial dimensions, and features come last."""
         return not self.kernel_size
 
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
@@ -159,8 +170,8 @@ class Geometry:
 def channels_first(tensor: Tensor, geometry: Geometry, leading: int) -> Tensor:
     """View with the channels right after ``leading`` dimensions, and one to three spatial ones.
 
-    For a Linear layer [.., positions.., features] becomes [.., features, T], T = 1 with no positions;
-    nothing is copied unless the positions cannot be seen as one dimension.
+    For a Linear layer [.., positions.., features] becomes [.., features, T], T = 1 with no
+    positions; nothing is copied unless the positions cannot be seen as one dimension.
     """
     if not geometry.is_linear:
         return tensor

@@ -38,12 +38,12 @@ def jacobian_squared_dot(
 
     With ``out`` the result is ``out <- decay * out + scale * var``: layers add up in place.
     """
-    small, large, *rest = canonical(s, x, geometry)
+    small, large, kernel_size, *rest = canonical(s, x, geometry)
     check_same("x", x, variance=variance)
     variance = variance.unsqueeze(-1) if geometry.is_linear else variance
-    kernel_size, groups = rest[0], rest[-1]
-    check_shape("variance", variance, weight_shape(small, large, kernel_size, groups))
-    return _op(small, large, variance, *rest, out=out, decay=decay, scale=scale)
+    shape = weight_shape(small, large, kernel_size, geometry.groups)
+    check_shape("variance", variance, shape)
+    return _op(small, large, variance, kernel_size, *rest, out=out, decay=decay, scale=scale)
 
 
 def jacobian_squared_dot_bias(s: Tensor, variance: Tensor, geometry: Geometry) -> Tensor:

@@ -1,8 +1,8 @@
 r"""Kronecker factor of a layer's input: second moments of its patches.
 
 expand: :math:`A = \sum_n \sum_t x_{n,t} x_{n,t}^T`, reduce: :math:`A = \sum_n \bar x_n \bar x_n^T`
-with :math:`\bar x_n = \sum_t x_{n,t}`, and :math:`x_{n,t}` column t of the unfolded input, one factor
-a group. Averages over samples or positions are a matter of ``scale``.
+with :math:`\bar x_n = \sum_t x_{n,t}`, and :math:`x_{n,t}` column t of the unfolded input, one
+factor a group. Averages over samples or positions are a matter of ``scale``.
 """
 
 from __future__ import annotations

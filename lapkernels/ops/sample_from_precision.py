@@ -1,4 +1,7 @@
-r"""Samples of a Gaussian with diagonal precision: :math:`\theta = \mu + c \, \epsilon / \sqrt{h + \lambda}`."""
+r"""Samples of a Gaussian with diagonal precision.
+
+.. math:: \theta = \mu + c \, \epsilon / \sqrt{h + \lambda}
+"""
 
 from __future__ import annotations
 

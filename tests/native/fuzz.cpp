@@ -92,7 +92,8 @@ struct Layer {
       taps.padding[d] = used ? draw(-1, 4) : 0;
       const int64_t longest = dims == 1 ? 300 : dims == 2 ? 24 : 7;
       small[d] = used ? draw(1, longest) : 1;
-      const int64_t reach = (small[d] - 1) * taps.stride[d] + taps.dilation[d] * (taps.kernel[d] - 1);
+      const int64_t reach =
+          (small[d] - 1) * taps.stride[d] + taps.dilation[d] * (taps.kernel[d] - 1);
       large[d] = used ? std::max<int64_t>(1, reach + 1 - 2 * taps.padding[d] + draw(-2, 2)) : 1;
     }
   }
@@ -135,7 +136,8 @@ void require(bool holds, const char* kernel, double got, double wanted) {
 template <class T>
 std::vector<double> gradients(const Layer& l, const Block6<T>& small, const Block6<T>& large,
                               int64_t v, int64_t n, bool square_small, bool square_large) {
-  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups, a_group = l.a / l.taps.groups;
+  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups,
+                a_group = l.a / l.taps.groups;
   std::vector<double> g(l.a * b_group * kernel, 0.0);
   const int64_t vs = std::min(v, small.grid.size[0] - 1), vl = std::min(v, large.grid.size[0] - 1);
   l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
@@ -219,7 +221,8 @@ void check_weight_kernels() {
           total += g[n * l.columns + v][i] * variance[i] * g[n * l.columns + w][i];
         const double got = gram.at(0, 0, 0, n, v, w);
         // Sums of many products of four integers can leave float's range of exact integers.
-        const double slack = sizeof(T) == 4 && std::abs(total) > 1e6 ? 1e-5 * std::abs(total) + 200 : 0;
+        const double slack =
+            sizeof(T) == 4 && std::abs(total) > 1e6 ? 1e-5 * std::abs(total) + 200 : 0;
         require(std::abs(got - total) <= slack, "jacobian_gram", got, total);
         if (v == w)
           require(std::abs(dot.at(0, 0, 0, 0, n, v) - total) <= slack, "jacobian_squared_dot",
@@ -377,7 +380,8 @@ void check_lists() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const int64_t seed = argc > 1 ? std::atoll(argv[1]) : 0, rounds = argc > 2 ? std::atoll(argv[2]) : 100;
+  const int64_t seed = argc > 1 ? std::atoll(argv[1]) : 0,
+                rounds = argc > 2 ? std::atoll(argv[2]) : 100;
   thread_count = argc > 3 ? std::atoll(argv[3]) : 1;
   for (int64_t round = 0; round < rounds; ++round) {
     random_bits.seed(seed * 1000003 + round);

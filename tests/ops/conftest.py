@@ -24,9 +24,9 @@ def _backend(name: str) -> Iterator[str]:
         yield name
 
 
-@pytest.fixture(params=["reference", "cpp"])
+@pytest.fixture(params=["reference", "cpp", "auto"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The backend in force: the reference, then the compiled kernels."""
+    """The backend in force: the reference, the compiled kernels, and the choice among all."""
     yield from _backend(request.param)
 
 
