@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo test lint format bench clean venv
+.PHONY: demo test lint format bench bench-peers clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -46,10 +46,16 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(if $(NATIVE_SOURCES),$(BIN)/clang-format -i $(NATIVE_SOURCES))
 
-# The other packages a benchmark compares with are installed by hand: see CONTRIBUTING.md.
+# ARGS selects cases and options, for example ARGS="-k kronecker --device cuda".
 bench: venv
-	$(BIN)/pip install --quiet --no-build-isolation -e '.[bench]'
-	$(BIN)/python -m pytest benchmarks -q $(ARGS)
+	mkdir -p benchmarks/results
+	$(BIN)/python -m pytest benchmarks -q --benchmark-only \
+		--benchmark-json=benchmarks/results/latest.json $(ARGS)
+	$(BIN)/python -m benchmarks.report benchmarks/results/latest.json
+
+# Other packages to compare with. None may touch torch, so their requirements are left out.
+bench-peers: venv
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -r benchmarks/peers.txt
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

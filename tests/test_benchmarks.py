@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -133,6 +134,8 @@ def test_from_pytest_to_report(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
+        # Inside a worker of this suite the plugin would think the run itself is parallel.
+        env={name: value for name, value in os.environ.items() if "XDIST" not in name},
     )
     assert done.returncode == 0, done.stdout + done.stderr
     data = json.loads(written.read_text())

@@ -25,7 +25,7 @@ void kronecker_input(Tensor out, double decay, double scale, const Tensor& x, In
   for (int64_t d = 0; d < dims; ++d) {
     const int64_t at = 3 - dims + d, reach = taps.dilation[at] * (taps.kernel[at] - 1) + 1;
     const int64_t most = transposed
-                             ? x.size(2 + d) * taps.stride[at] + reach
+                             ? x.size(2 + d) * taps.stride[at] + reach + taps.dilation[at]
                              : x.size(2 + d) + 2 * std::max<int64_t>(taps.padding[at], 0) + 1;
     STD_TORCH_CHECK(output_size[d] <= most, "output_size holds ", output_size[d],
                     ", more than the input can make");
