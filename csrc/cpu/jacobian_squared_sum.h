@@ -41,11 +41,18 @@ Partition partition(const Correlation<T>& p, int64_t most_values) {
   }
 }
 
-// A share of the weight for every one of several threads.
+// Blocks and runs enough for several threads: a small weight is summed in runs of the units, each
+// with a copy of its own.
 template <class T>
-int64_t shared_values(const Correlation<T>& p) {
+Partition partition_for_sums(const Correlation<T>& p) {
+  constexpr int64_t kTasks = 8;
   const int64_t weight = p.taps.groups * p.rows * p.channels * p.kernel;
-  return std::clamp(weight / 4, kLeastValues, kBlockValues);
+  const int64_t runs = weight <= kBlockValues ? std::min(kTasks, p.samples * p.columns) : 1;
+  const int64_t least = weight <= kBlockValues ? 256 : kLeastValues;
+  const int64_t share = weight <= kBlockValues ? weight * runs / kTasks : weight / 4;
+  Partition part = partition(p, std::clamp(share, least, kBlockValues));
+  part.runs = runs;
+  return part;
 }
 
 // The unit numbers of run r out of `runs`.
@@ -78,10 +85,7 @@ template <class T, class Term>
 void sum_over_units(const Context& context, const Grid<T>& out, Update update,
                     const Correlation<T>& p, Term term) {
   const int64_t units = p.samples * p.columns;
-  constexpr int64_t kRuns = 8;
-  const bool small = p.taps.groups * p.rows * p.channels * p.kernel <= kBlockValues;
-  const Partition part = small && units >= kRuns ? Partition{p.rows, p.channels, kRuns}
-                                                 : partition(p, shared_values(p));
+  const Partition part = partition_for_sums(p);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
   const Layout layout = choose_layout(p, part.rows, part.channels);
   const int64_t size = part.rows * layout.pitch;
