@@ -70,17 +70,25 @@ class TileTransform {
                                               int64_t width) {
     const T* base = from.data + std::min(v, from.size[0] - 1) * from.stride[0] +
                     n * from.stride[1] + c0 * from.stride[2];
-    for (int64_t y = 0; y < height; ++y, to += width * lanes) {
-      const bool outside = y0 + y < 0 || y0 + y >= from.size[4];
-      const int64_t lo = outside ? width : std::clamp<int64_t>(-x0, 0, width);
-      const int64_t hi = outside ? width : std::clamp<int64_t>(from.size[5] - x0, lo, width);
-      std::fill(to, to + lo * lanes, T(0));
-      std::fill(to + hi * lanes, to + width * lanes, T(0));
-      if (outside) continue;
-      const T* line = base + (y0 + y) * from.stride[4] + x0 * from.stride[5];
-      interleave(to + lo * lanes, lanes, line + lo * from.stride[5], from.stride[5], from.stride[2],
-                 channels, hi - lo);
+    const int64_t lo = std::clamp<int64_t>(-x0, 0, width);
+    const int64_t hi = std::clamp<int64_t>(from.size[5] - x0, lo, width);
+    const int64_t top = std::clamp<int64_t>(-y0, 0, height);
+    const int64_t bottom = std::clamp<int64_t>(from.size[4] - y0, top, height);
+    std::fill(to, to + top * width * lanes, T(0));
+    std::fill(to + bottom * width * lanes, to + height * width * lanes, T(0));
+    for (int64_t y = top; y < bottom; ++y) {
+      T* line = to + y * width * lanes;
+      std::fill(line, line + lo * lanes, T(0));
+      std::fill(line + hi * lanes, line + width * lanes, T(0));
     }
+    // A few channels at a time, so that memory is read in long runs.
+    constexpr int64_t kLines = 8;
+    for (int64_t c = 0; c < channels; c += kLines)
+      for (int64_t y = top; y < bottom; ++y)
+        interleave(
+            to + (y * width + lo) * lanes + c, lanes,
+            base + (y0 + y) * from.stride[4] + (x0 + lo) * from.stride[5] + c * from.stride[2],
+            from.stride[5], from.stride[2], std::min(kLines, channels - c), hi - lo);
   }
 
   [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels,
