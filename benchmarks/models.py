@@ -112,14 +112,14 @@ def _(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 
 def _extend(model: nn.Sequential, x: Tensor, y: Tensor) -> tuple[Any, ...]:
-    from backpack import extend
+    from backpack import extend  # pyright: ignore[reportMissingImports]
 
     return extend(copy.deepcopy(model)), extend(nn.CrossEntropyLoss(reduction="sum")), x, y
 
 
 @diag_exact.method("BackPACK", "peer", setup=_extend, requires="backpack")
 def _(model: nn.Sequential, loss: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    from backpack import backpack, extensions
+    from backpack import backpack, extensions  # pyright: ignore[reportMissingImports]
 
     model.zero_grad()
     with backpack(extensions.DiagGGNExact()):

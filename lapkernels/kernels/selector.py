@@ -2,9 +2,11 @@
 
 The backends, of which one is in force at any time:
 
-    auto        the compiled kernel where there is one for the tensors at hand, else the reference
+    auto        the compiled kernel where there is one for the tensors at hand, torch's own library
+                where an op says that it is faster, else the reference
     reference   always the pure-torch formula
-    cpp         always the compiled C++ kernel; an op it cannot serve raises
+    cpp         the compiled C++ kernel; tensors it cannot serve raise. No kernel sees empty
+                tensors, nor calls inside torch.func or forward mode: those are the reference's
 
 The start value is the environment variable LAPKERNELS_BACKEND, or auto.
 """
