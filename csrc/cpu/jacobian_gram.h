@@ -17,21 +17,22 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   constexpr int64_t kFew = 8;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
+  const Layout layout = choose_layout(p, part.rows, part.channels);
+  GatheredWeight<T> weights(context, variance.data, p, blocks, layout, part.rows);
   context.parallel_for(p.samples * shares, [&](int64_t task) {
     const int64_t share = task % shares, n = task / shares;
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     T* gram = partial.data() + task * columns * columns;
     BlockMaker<T> maker(p, part.rows, part.channels);
     const int64_t size = part.rows * maker.layout().pitch;
-    Scratch<T> plain(columns * size), weighted(columns * size), weight(size);
+    Scratch<T> plain(columns * size), weighted(columns * size);
     std::vector<int64_t> offsets(columns);
     for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
     for (int64_t b = b0; b < b1; ++b) {
-      gather_weight(weight.data(), variance.data, p, blocks[b], maker.layout());
       const int64_t count = maker.size(blocks[b]);
       for (int64_t v = 0; v < columns; ++v) {
         maker.make(blocks[b], n, v);
-        const T *g = maker.values(), *w = weight.data();
+        const T *g = maker.values(), *w = weights.block(b);
         T *to = plain.data() + v * size, *to_weighted = weighted.data() + v * size;
         for (int64_t i = 0; i < count; ++i) {
           to[i] = g[i];

@@ -17,6 +17,24 @@ void gather_weight(T* to, const T* weight, const Correlation<T>& p, const Block&
   }
 }
 
+// The whole weight, block after block in the blocks' own layout: gathered once for all samples.
+template <class T>
+class GatheredWeight {
+ public:
+  GatheredWeight(const Context& context, const T* weight, const Correlation<T>& p,
+                 const std::vector<Block>& blocks, const Layout& layout, int64_t rows)
+      : size_(rows * layout.pitch), storage_(size_ * static_cast<int64_t>(blocks.size())) {
+    context.parallel_for(blocks.size(), [&](int64_t b) {
+      gather_weight(storage_.data() + b * size_, weight, p, blocks[b], layout);
+    });
+  }
+  const T* block(int64_t b) { return storage_.data() + b * size_; }
+
+ private:
+  int64_t size_;
+  Scratch<T> storage_;
+};
+
 template <class T>
 void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Grid<const T> variance, Taps taps) {
@@ -28,17 +46,17 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
   const int64_t shares = units < kFew ? std::min<int64_t>(8, blocks.size()) : 1;
   const int64_t runs = p.samples >= 2 * context.threads ? 1 : std::min(p.columns, context.threads);
   std::vector<T> partial(units * shares, T(0));
+  const Layout layout = choose_layout(p, part.rows, part.channels);
+  GatheredWeight<T> weights(context, variance.data, p, blocks, layout, part.rows);
   context.parallel_for(p.samples * runs * shares, [&](int64_t task) {
     const int64_t share = task % shares, run = task / shares % runs, n = task / shares / runs;
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
-    Scratch<T> weight(part.rows * maker.layout().pitch);
     for (int64_t b = b0; b < b1; ++b) {
-      gather_weight(weight.data(), variance.data, p, blocks[b], maker.layout());
       for (int64_t v = v0; v < v1; ++v) {
         maker.make(blocks[b], n, v);
-        const T *g = maker.values(), *w = weight.data();
+        const T *g = maker.values(), *w = weights.block(b);
         Reg<T> lanes[4] = {};
         int64_t i = 0;
         const int64_t size = maker.size(blocks[b]);

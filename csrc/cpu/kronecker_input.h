@@ -13,7 +13,8 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
   const int64_t channels = x.size[2] / taps.groups, samples = x.size[1];
   const int64_t kernel = taps.kernel[0] * taps.kernel[1] * taps.kernel[2];
   const int64_t features = channels * kernel + bias;
-  constexpr int64_t kPlaneBytes = 128 << 10, kChannels = 8;
+  // Pieces of at most so many positions: several threads pack a chunk.
+  constexpr int64_t kPlaneBytes = 128 << 10, kChannels = 8, kPositions = 256;
   const int64_t pack_tasks = std::max<int64_t>(1, ceil_div(channels, kChannels));
 
   // The ways positions read their taps: one for a convolution, one a phase for a transposed one.
@@ -29,7 +30,8 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
       return transposed ? scatter_axis(taps, d, at[d], output_size[d], x.size[3 + d])
                         : gather_axis(taps, d, output_size[d], x.size[3 + d]);
     };
-    ways.push_back(Planes::make<T>({axis(0), axis(1), axis(2)}, kChannels, kPlaneBytes));
+    ways.push_back(
+        Planes::make<T>({axis(0), axis(1), axis(2)}, kChannels, kPlaneBytes, kPositions));
     tap_offsets.push_back(ways.back().tap_offsets(taps.kernel));
   }
   // Pieces: a slab of a sample, way by way; or a whole sample when reducing.

@@ -59,7 +59,8 @@ struct Planes {
   int64_t flat;        // entries from a slab's first position to its last, in whole vectors
 
   template <class T>
-  static Planes make(std::array<Axis, 3> axes, int64_t channels, int64_t bytes) {
+  static Planes make(std::array<Axis, 3> axes, int64_t channels, int64_t bytes,
+                     int64_t most_positions = std::numeric_limits<int64_t>::max()) {
     Planes p{std::move(axes), 2, 0, {}, 1, 0, 0};
     for (int d = 2; d >= 0; --d)
       if (p.axes[d].positions > 1) p.outer = d;
@@ -71,6 +72,9 @@ struct Planes {
     const int64_t afford = bytes / std::max<int64_t>(1, channels * p.phases * inner * sizeof(T));
     p.slab = std::clamp<int64_t>(afford - halo, std::min<int64_t>(cut.positions, 2 * halo + 1),
                                  std::max<int64_t>(1, cut.positions));
+    int64_t row = 1;
+    for (int d = p.outer + 1; d < 3; ++d) row *= p.axes[d].positions;
+    p.slab = std::clamp<int64_t>(most_positions / std::max<int64_t>(1, row), 1, p.slab);
     for (int d = 0; d < 3; ++d) p.lengths[d] = p.axes[d].length;
     p.lengths[p.outer] = p.slab + halo;
     p.plane = p.lengths[0] * p.lengths[1] * p.lengths[2];

@@ -22,13 +22,15 @@ template <class T, class Pack>
 void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_column,
                    Update update, int64_t features, const std::vector<int64_t>& counts,
                    int64_t pack_tasks, Pack pack) {
-  // A pair of panels stays in the first-level cache, all of them in the second.
-  constexpr int64_t kChunkBytes = 320 << 10;
+  // All panels of a chunk stay in the second-level cache; few of them may be long.
+  constexpr int64_t kChunkBytes = 320 << 10, kLongBytes = 1 << 20, kFewFeatures = 128;
+  constexpr int64_t kDepth = 256;  // of a product: a pair of panels stays in the first-level cache
   const int64_t panel_count = ceil_div(features, kPanel<T>);
   int64_t longest = 1;
   for (int64_t count : counts) longest = std::max(longest, count);
-  const int64_t afford = kChunkBytes / std::max<int64_t>(1, panel_count * kPanel<T> * sizeof(T));
-  const int64_t capacity = std::max(longest, std::clamp<int64_t>(afford, 16, 1024));
+  const int64_t bytes = features <= kFewFeatures ? kLongBytes : kChunkBytes;
+  const int64_t afford = bytes / std::max<int64_t>(1, panel_count * kPanel<T> * sizeof(T));
+  const int64_t capacity = std::max(longest, std::clamp<int64_t>(afford, 16, 4096));
   Scratch<T> storage(panel_count * kPanel<T> * capacity);
   const Panels<T> panels{storage.data(), capacity};
   const int64_t pairs = panel_count * (panel_count + 1) / 2, area = kPanel<T> * kPanel<T>;
@@ -56,8 +58,9 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
       pack(panels, begin + piece, starts[piece], task % pack_tasks);
     });
     each_pair([&](T* tile, int64_t row, int64_t column, int64_t rows) {
-      product_rows<T>(panels.column(row, 0), 1, kPanel<T>, rows, panels.column(column, 0),
-                      features - column, used, tile, kPanel<T>, true);
+      for (int64_t k = 0; k < used; k += kDepth)
+        product_rows<T>(panels.column(row, k), 1, kPanel<T>, rows, panels.column(column, k),
+                        features - column, std::min(kDepth, used - k), tile, kPanel<T>, true);
     });
     begin = end;
   }

@@ -10,7 +10,6 @@ The factor with :math:`\varphi'` is the activation that made the layer's input, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -27,7 +26,11 @@ from lapkernels.ops.geometry import (
     check_shape,
     spatial_size,
 )
-from lapkernels.ops.squared_derivative import check_activation, derivative_squared
+from lapkernels.ops.squared_derivative import (
+    check_activation,
+    derivative_squared,
+    squared_derivative,
+)
 
 _CONV = (F.conv1d, F.conv2d, F.conv3d)
 _CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -139,20 +142,27 @@ def _library(
     dilation: Sequence[int],
     groups: int,
     transposed: bool,
-    *rest: Any,
+    z: Tensor | None,
+    activation: str,
+    slope: float,
 ) -> Tensor | None:
     if is_pointwise(weight.shape[2:], stride, padding, groups):
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-        z, activation, slope = rest
-        return value if z is None else value * derivative_squared(z, activation, slope)
-    # Where torch's convolution comes near the machine's peak: measured, not derived.
-    rows, columns = weight.shape[0] // groups, weight.shape[1]
-    if min(rows, columns) > 8 and rows * columns > 400:
+    elif _library_is_faster(weight.shape[0] // groups, weight.shape[1]):
         taps = (input_size, stride, padding, dilation, groups, transposed)
-        return _reference(m, weight, *taps, *rest)
-    return None
+        value = _reference(m, weight, *taps, None, "identity", 0.0)
+    else:
+        return None
+    if z is None:
+        return value
+    return squared_derivative(value, z, activation, slope, out=value, decay=0.0)
+
+
+def _library_is_faster(rows: int, columns: int) -> bool:
+    """Where torch's convolution comes near the machine's peak: measured, not derived."""
+    return min(rows, columns) > 8 and rows * columns > 400
 
 
 def _transpose(
