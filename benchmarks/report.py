@@ -247,7 +247,8 @@ def _figure(name: str, variant: str, panels: Mapping[int, list[Row]], out: Path)
     ticks = sorted({row.size["resolution"] for rows in panels.values() for row in rows})
     for axis in axes.flat:
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
+        if axis.lines and any(len(line.get_xdata()) for line in axis.lines):
+            axis.set_yscale("log")
         axis.set_xticks(ticks, [str(tick) for tick in ticks])
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)

@@ -20,14 +20,14 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Ints = std::vector<int64_t>;
 
+// Tasks are dealt out in turn: neighbours are often alike, and so every thread gets some of each.
 inline Context torch_context() {
   return {[](int64_t tasks, const Body& body) {
-            if (tasks <= 1) {
-              for (int64_t task = 0; task < tasks; ++task) body(task);
-              return;
-            }
-            torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
-              for (int64_t task = begin; task < end; ++task) body(task);
+            const int64_t threads = torch::stable::get_num_threads();
+            const int64_t hands = std::min(tasks, threads);
+            torch::stable::parallel_for(0, hands, 1, [&](int64_t begin, int64_t end) {
+              for (int64_t hand = begin; hand < end; ++hand)
+                for (int64_t task = hand; task < tasks; task += hands) body(task);
             });
           },
           static_cast<int64_t>(torch::stable::get_num_threads())};

@@ -124,11 +124,8 @@ class BlockMaker {
       T* out = panels_->data() + first * problem_.positions;
       const int64_t* offsets = offsets_.data() + first;
       for (int64_t z = 0; z < nz; ++z)
-        for (int64_t y = 0; y < ny; ++y)
-          for (int64_t x = 0; x < nx; ++x, out += kPanel<T>) {
-            const T* from = arrays + planes_.row(z, y) + x;
-            for (int64_t j = 0; j < wide; ++j) out[j] = from[offsets[j]];
-          }
+        for (int64_t y = 0; y < ny; ++y, out += nx * kPanel<T>)
+          gather_lines(out, kPanel<T>, arrays + planes_.row(z, y), offsets, wide, nx);
     }
   }
 

@@ -87,18 +87,17 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
                   offsets[c * kernel + index] = c * p.phases * p.plane + offset;
               const bool whole = tap_offsets[way].size() == static_cast<size_t>(kernel);
               rows_of(p, slab, [&](int64_t row, int64_t k, int64_t nx) {
-                for (int64_t t = 0; t < nx; ++t) {
-                  const T* from = arrays + row + t;
-                  for (int64_t j = c0 * kernel; j < c1 * kernel;) {
-                    T* to = panels.column(j, first + k + t);
-                    const int64_t run = std::min(c1 * kernel - j, kPanel<T> - j % kPanel<T>);
-                    const int64_t* of = offsets.data() + j - c0 * kernel;
-                    if (whole)
-                      for (int64_t i = 0; i < run; ++i) to[i] = from[of[i]];
-                    else
-                      for (int64_t i = 0; i < run; ++i) to[i] = of[i] < 0 ? T(0) : from[of[i]];
-                    j += run;
-                  }
+                for (int64_t j = c0 * kernel; j < c1 * kernel;) {
+                  T* to = panels.column(j, first + k);
+                  const int64_t run = std::min(c1 * kernel - j, kPanel<T> - j % kPanel<T>);
+                  const int64_t* of = offsets.data() + j - c0 * kernel;
+                  if (whole)
+                    gather_lines(to, kPanel<T>, arrays + row, of, run, nx);
+                  else
+                    for (int64_t t = 0; t < nx; ++t)
+                      for (int64_t i = 0; i < run; ++i)
+                        to[t * kPanel<T> + i] = of[i] < 0 ? T(0) : arrays[row + t + of[i]];
+                  j += run;
                 }
               });
             });

@@ -125,11 +125,11 @@ inline void copy_row(T* dst, const T* src, int64_t count, int64_t stride, F f) {
     for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
 }
 
-// Four lines of four values, turned: to[x * to_step + c] = from[c * channel_stride + x].
-inline void turn(float* to, int64_t to_step, const float* from, int64_t channel_stride) {
+// Four lines of four values, turned: to[x * to_step + c] = from[offsets[c] + x].
+inline void turn(float* to, int64_t to_step, const float* from, const int64_t offsets[4]) {
   typedef Quarter<float>::Reg Q;
   Q q[4];
-  for (int c = 0; c < 4; ++c) __builtin_memcpy(&q[c], from + c * channel_stride, sizeof(Q));
+  for (int c = 0; c < 4; ++c) __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
   const Q a = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5);
   const Q b = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5);
   const Q c = __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
@@ -139,25 +139,39 @@ inline void turn(float* to, int64_t to_step, const float* from, int64_t channel_
       __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
   for (int x = 0; x < 4; ++x) __builtin_memcpy(to + x * to_step, &out[x], sizeof(Q));
 }
-inline void turn(double* to, int64_t to_step, const double* from, int64_t channel_stride) {
+inline void turn(double* to, int64_t to_step, const double* from, const int64_t offsets[4]) {
   for (int x = 0; x < 4; ++x)
-    for (int c = 0; c < 4; ++c) to[x * to_step + c] = from[c * channel_stride + x];
+    for (int c = 0; c < 4; ++c) to[x * to_step + c] = from[offsets[c] + x];
+}
+
+// to[x * to_step + c] = from[offsets[c] + x]: lines that start anywhere, side by side.
+template <class T>
+[[gnu::noinline]] void gather_lines(T* to, int64_t to_step, const T* from, const int64_t* offsets,
+                                    int64_t lines, int64_t count) {
+  int64_t c = 0;
+  for (; c + 4 <= lines; c += 4) {
+    int64_t x = 0;
+    for (; x + 4 <= count; x += 4) turn(to + x * to_step + c, to_step, from + x, offsets + c);
+    for (; x < count; ++x)
+      for (int64_t i = c; i < c + 4; ++i) to[x * to_step + i] = from[offsets[i] + x];
+  }
+  for (; c < lines; ++c)
+    for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = from[offsets[c] + x];
 }
 
 // to[x * to_step + c] = from[x * step + c * channel_stride]: lines of channels, side by side.
 template <class T>
 [[gnu::noinline]] void interleave(T* to, int64_t to_step, const T* from, int64_t step,
                                   int64_t channel_stride, int64_t channels, int64_t count) {
-  const int64_t turned = step == 1 ? channels / 4 * 4 : 0;
-  for (int64_t c = 0; c < turned; c += 4) {
-    int64_t x = 0;
-    for (; x + 4 <= count; x += 4)
-      turn(to + x * to_step + c, to_step, from + x + c * channel_stride, channel_stride);
-    for (; x < count; ++x)
-      for (int64_t i = c; i < c + 4; ++i) to[x * to_step + i] = from[x + i * channel_stride];
+  constexpr int64_t kLines = 16;
+  for (int64_t c = 0; step == 1 && c < channels; c += kLines) {
+    const int64_t lines = std::min(kLines, channels - c);
+    int64_t offsets[kLines];
+    for (int64_t i = 0; i < lines; ++i) offsets[i] = (c + i) * channel_stride;
+    gather_lines(to + c, to_step, from, offsets, lines, count);
   }
-  for (int64_t x = 0; x < count; ++x)
-    for (int64_t c = turned; c < channels; ++c)
+  for (int64_t x = 0; step != 1 && x < count; ++x)
+    for (int64_t c = 0; c < channels; ++c)
       to[x * to_step + c] = from[x * step + c * channel_stride];
 }
 

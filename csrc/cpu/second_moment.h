@@ -23,7 +23,7 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
                    Update update, int64_t features, const std::vector<int64_t>& counts,
                    int64_t pack_tasks, Pack pack) {
   // All panels of a chunk stay in the second-level cache; few of them may be long.
-  constexpr int64_t kChunkBytes = 320 << 10, kLongBytes = 1 << 20, kFewFeatures = 128;
+  constexpr int64_t kChunkBytes = 320 << 10, kLongBytes = 512 << 10, kFewFeatures = 128;
   constexpr int64_t kDepth = 256;  // of a product: a pair of panels stays in the first-level cache
   const int64_t panel_count = ceil_div(features, kPanel<T>);
   int64_t longest = 1;

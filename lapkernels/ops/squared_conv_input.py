@@ -10,6 +10,7 @@ The factor with :math:`\varphi'` is the activation that made the layer's input, 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -150,7 +151,7 @@ def _library(
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    elif _library_is_faster(weight.shape[0] // groups, weight.shape[1]):
+    elif _library_is_faster(weight.shape[0] // groups, weight.shape[1], prod(input_size)):
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = _reference(m, weight, *taps, None, "identity", 0.0)
     else:
@@ -160,9 +161,10 @@ def _library(
     return squared_derivative(value, z, activation, slope, out=value, decay=0.0)
 
 
-def _library_is_faster(rows: int, columns: int) -> bool:
+def _library_is_faster(rows: int, columns: int, positions: int) -> bool:
     """Where torch's convolution comes near the machine's peak: measured, not derived."""
-    return min(rows, columns) > 8 and rows * columns > 400
+    many = 1024 if positions >= 512 else 400
+    return min(rows, columns) > 8 and rows * columns > many
 
 
 def _transpose(
