@@ -71,6 +71,12 @@ class MemoryServer:
 
 def measure_here(family: Family, size: Any, method: Method, device: torch.device) -> int | None:
     """Peak extra bytes of one call in this process."""
+    # Any op may hand large sizes to torch's convolution, whose first call loads tens of megabytes.
+    image, kernel = (
+        torch.ones(1, 32, 32, 32, device=device),
+        torch.ones(32, 32, 3, 3, device=device),
+    )
+    torch.nn.functional.conv_transpose2d(image, kernel, padding=1)
     method.run(*_arguments(family, family.quick, method, device))
     given = _arguments(family, size, method, device)
     if device.type == "cuda":

@@ -46,6 +46,11 @@ class Op:
                 value = self.reference(*arguments)
             return value if scale == 1.0 else value * scale
         check_out(out, self.shape(*arguments), tensors[0])
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (out, *tensors)):
+            raise RuntimeError(
+                f"{self.name}: no gradient goes through out; leave it out and add the result, "
+                "or call under torch.no_grad()"
+            )
         way = route([out, *tensors])
         if way is Route.DIRECT:
             self.run_into(tensors, arguments, out, decay, scale)
