@@ -27,7 +27,7 @@ struct Taps {
   int64_t groups;
 };
 
-// One strided vector or matrix entry list: element p of a flat parameter.
+// A contiguous parameter of a list.
 template <class T>
 struct Flat {
   T* data;
@@ -65,7 +65,8 @@ struct Context {
 template <class T>
 struct Kernels {
   const char* name;
-  // out is [A, B / groups, k] in `weight_stride`-strided form, see each kernel's header.
+  // Weights are grids [1, A, B / groups, k]; var and C, and Kronecker factors, end at x. A variance
+  // is contiguous. Each kernel's header has its formula.
   void (*jacobian_squared_sum)(const Context&, Grid<T> out, Update, Grid<const T> small,
                                Grid<const T> large, Taps);
   void (*jacobian_squared_dot)(const Context&, Grid<T> out, Update, Grid<const T> small,
