@@ -75,10 +75,11 @@ struct Layer {
   Taps taps{};
   int64_t small[3], large[3], a, b, columns, samples;
 
-  Layer() {
-    const int dims = int(draw(1, 3));
+  // A large layer has few channels and so many positions that the kernels go slab by slab.
+  explicit Layer(bool is_large = false) {
+    const int dims = int(draw(1, is_large ? 2 : 3));
     taps.groups = draw(0, 3) == 0 ? draw(2, 3) : 1;
-    const int64_t most = draw(0, 4) == 0 ? 40 : 7;
+    const int64_t most = is_large ? 10 : draw(0, 4) == 0 ? 40 : 7;
     a = taps.groups * draw(1, most);
     b = taps.groups * draw(1, most);
     columns = draw(1, 4);
@@ -91,7 +92,8 @@ struct Layer {
       taps.dilation[d] = !used || plain ? 1 : draw(1, 3);
       taps.padding[d] = used ? draw(-1, 4) : 0;
       const int64_t longest = dims == 1 ? 300 : dims == 2 ? 24 : 7;
-      small[d] = used ? draw(1, longest) : 1;
+      const int64_t many = dims == 1 ? 30000 : 120;
+      small[d] = !used ? 1 : is_large ? draw(many, many + 40) : draw(1, longest);
       const int64_t reach =
           (small[d] - 1) * taps.stride[d] + taps.dilation[d] * (taps.kernel[d] - 1);
       large[d] = used ? std::max<int64_t>(1, reach + 1 - 2 * taps.padding[d] + draw(-2, 2)) : 1;
@@ -154,8 +156,8 @@ std::vector<double> gradients(const Layer& l, const Block6<T>& small, const Bloc
 }
 
 template <class T>
-void check_weight_kernels() {
-  const Layer l;
+void check_weight_kernels(bool is_large) {
+  const Layer l(is_large);
   const bool on_large = draw(0, 1);
   Block6<T> small(l.small_size(on_large ? 1 : l.columns, l.samples), -2, 2);
   Block6<T> large(l.large_size(on_large ? l.columns : 1, l.samples), -2, 2);
@@ -231,8 +233,8 @@ void check_weight_kernels() {
 }
 
 template <class T>
-void check_input_kernel() {
-  const Layer l;
+void check_input_kernel(bool is_large) {
+  const Layer l(is_large);
   const bool transposed = draw(0, 1);
   Block6<T> weight(l.weight_size(), -2, 2);
   Block6<T> m(transposed ? l.large_size(1, l.samples) : l.small_size(1, l.samples), 0, 2);
@@ -385,10 +387,11 @@ int main(int argc, char** argv) {
   thread_count = argc > 3 ? std::atoll(argv[3]) : 1;
   for (int64_t round = 0; round < rounds; ++round) {
     random_bits.seed(seed * 1000003 + round);
-    check_weight_kernels<float>();
-    check_weight_kernels<double>();
-    check_input_kernel<float>();
-    check_input_kernel<double>();
+    const bool is_large = round % 5 == 4;
+    check_weight_kernels<float>(is_large);
+    check_weight_kernels<double>(is_large);
+    check_input_kernel<float>(is_large);
+    check_input_kernel<double>(is_large);
     check_moments<float>();
     check_moments<double>();
     check_lists<float>();
