@@ -79,6 +79,19 @@ Grid<T> grid(const Tensor& tensor, int64_t leading) {
   return g;
 }
 
+// Windows [V, C, *positions, L], or [C, *positions, L], as a grid whose samples are the lanes.
+template <class T>
+Grid<T> window_grid(const Tensor& tensor, int64_t leading) {
+  Grid<T> g{static_cast<T*>(tensor.data_ptr()), {1, 1, 1, 1, 1, 1}, {0, 0, 0, 0, 0, 0}};
+  const int64_t last = tensor.dim() - 1;
+  for (int64_t d = 0; d <= last; ++d) {
+    const int64_t at = d == last ? 1 : d >= leading ? 6 - last + d : d == leading - 1 ? 2 : 0;
+    g.size[at] = tensor.size(d);
+    g.stride[at] = tensor.stride(d);
+  }
+  return g;
+}
+
 inline void check_list(const char* name, const Ints& values, int64_t dims, int64_t low,
                        int64_t high) {
   STD_TORCH_CHECK(static_cast<int64_t>(values.size()) == dims, name, " has ", values.size(),
@@ -88,14 +101,15 @@ inline void check_list(const char* name, const Ints& values, int64_t dims, int64
                     high, "]");
 }
 
+// `padding_name` is what the op calls its padding.
 inline Taps make_taps(const Ints& kernel, const Ints& stride, const Ints& padding,
-                      const Ints& dilation, int64_t groups) {
+                      const Ints& dilation, int64_t groups, const char* padding_name = "padding") {
   const int64_t dims = kernel.size();
   constexpr int64_t kMost = int64_t(1) << 24;
   STD_TORCH_CHECK(dims >= 1 && dims <= 3, "kernel_size has ", dims, " entries: 1 to 3 are needed");
   check_list("kernel_size", kernel, dims, 1, kMost);
   check_list("stride", stride, dims, 1, kMost);
-  check_list("padding", padding, dims, -kMost, kMost);
+  check_list(padding_name, padding, dims, -kMost, kMost);
   check_list("dilation", dilation, dims, 1, kMost);
   STD_TORCH_CHECK(groups >= 1, "groups is ", groups, ": it must be positive");
   Taps taps{{1, 1, 1}, {1, 1, 1}, {0, 0, 0}, {1, 1, 1}, groups};

@@ -17,6 +17,12 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "activation.h"
 #include "squared_derivative.h"
 #include "squared_conv_input.h"
+#include "window_lanes.h"
+#include "window_pull.h"
+#include "window_squared_sum.h"
+#include "sparse_columns.h"
+#include "sparse_squared_sum.h"
+#include "sparse_conv_input.h"
 #include "second_moment.h"
 #include "kronecker_output.h"
 #include "kronecker_input.h"
@@ -28,7 +34,8 @@ const Kernels<T> table = {
     &jacobian_gram<T>,         &squared_conv_weight<T>,  &squared_conv_input<T>,
     &kronecker_input<T>,       &kronecker_output<T>,     &squared_derivative<T>,
     &gaussian_kl<T>,           &squared_gradient_sum<T>, &precision_update<T>,
-    &sample_from_precision<T>,
+    &sample_from_precision<T>, &window_squared_sum<T>,   &window_pull<T>,
+    &sparse_squared_sum<T>,    &sparse_conv_input<T>,
 };
 
 const Kernels<float>& float_table() { return table<float>; }

@@ -95,6 +95,16 @@ struct Kernels {
                                 std::span<const Flat<const T>> mean,
                                 std::span<const Flat<const T>> precision, double prior,
                                 double scale);
+  // Windows: the samples of these grids are the lanes, and lie next to each other if they can.
+  void (*window_squared_sum)(const Context&, Grid<T> out, Update, Grid<const T> small,
+                             Grid<const T> large, Taps);
+  void (*window_pull)(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> weight,
+                      Taps, bool transposed, Grid<const T> factor);
+  // Convolutions in one group, padded by nothing negative, whose columns share their zeros.
+  void (*sparse_squared_sum)(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> x,
+                             Taps);
+  void (*sparse_conv_input)(const Context&, Grid<T> out, Update, Grid<const T> s,
+                            Grid<const T> weight, Taps);
 };
 
 template <class T>

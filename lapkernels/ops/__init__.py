@@ -1,8 +1,11 @@
 """The kernel API: one file an op, with its formula, schema, reference and gradient."""
 
 from lapkernels.ops._library import OPS
+from lapkernels.ops._zeros import mostly_zero
+from lapkernels.ops.conv_input import conv_input
 from lapkernels.ops.gaussian_kl import gaussian_kl
 from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.jacobian import jacobian
 from lapkernels.ops.jacobian_gram import jacobian_gram, jacobian_gram_bias
 from lapkernels.ops.jacobian_squared_dot import jacobian_squared_dot, jacobian_squared_dot_bias
 from lapkernels.ops.jacobian_squared_sum import jacobian_squared_sum, jacobian_squared_sum_bias
@@ -10,16 +13,23 @@ from lapkernels.ops.kronecker_input import kronecker_input
 from lapkernels.ops.kronecker_output import kronecker_output
 from lapkernels.ops.precision_update import precision_update
 from lapkernels.ops.sample_from_precision import sample_from_precision
+from lapkernels.ops.sparse_conv_input import sparse_conv_input
+from lapkernels.ops.sparse_squared_sum import sparse_squared_sum
 from lapkernels.ops.squared_conv_input import squared_conv_input
 from lapkernels.ops.squared_conv_weight import squared_conv_bias, squared_conv_weight
 from lapkernels.ops.squared_derivative import ACTIVATIONS, squared_derivative
 from lapkernels.ops.squared_gradient_sum import squared_gradient_sum
+from lapkernels.ops.unfolded import unfolded
+from lapkernels.ops.window_pull import window_pull
+from lapkernels.ops.window_squared_sum import window_squared_sum
 
 __all__ = [
     "ACTIVATIONS",
     "OPS",
     "Geometry",
+    "conv_input",
     "gaussian_kl",
+    "jacobian",
     "jacobian_gram",
     "jacobian_gram_bias",
     "jacobian_squared_dot",
@@ -28,11 +38,17 @@ __all__ = [
     "jacobian_squared_sum_bias",
     "kronecker_input",
     "kronecker_output",
+    "mostly_zero",
     "precision_update",
     "sample_from_precision",
+    "sparse_conv_input",
+    "sparse_squared_sum",
     "squared_conv_bias",
     "squared_conv_input",
     "squared_conv_weight",
     "squared_derivative",
     "squared_gradient_sum",
+    "unfolded",
+    "window_pull",
+    "window_squared_sum",
 ]

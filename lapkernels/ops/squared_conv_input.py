@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.ops._correlation import is_pointwise, library_input
 from lapkernels.ops._library import accumulate, check_out, register
 from lapkernels.ops._padding import fold_padding
+from lapkernels.ops.conv_input import CONV, transpose
 from lapkernels.ops.geometry import (
     Geometry,
     channels_first,
@@ -32,9 +32,6 @@ from lapkernels.ops.squared_derivative import (
     derivative_squared,
     squared_derivative,
 )
-
-_CONV = (F.conv1d, F.conv2d, F.conv3d)
-_CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 
 def squared_conv_input(
@@ -128,9 +125,9 @@ def _reference(
         )
     elif transposed:
         entry, symmetric = library_input(m, input_size, kernel, stride, padding, dilation)
-        value = _CONV[dims - 1](entry, square, None, stride, symmetric, dilation, groups)
+        value = CONV[dims - 1](entry, square, None, stride, symmetric, dilation, groups)
     else:
-        value = _transpose(m, square, input_size, stride, padding, dilation, groups)
+        value = transpose(m, square, input_size, stride, padding, dilation, groups)
     return value if z is None else value * derivative_squared(z, activation, slope)
 
 
@@ -165,35 +162,6 @@ def _library_is_faster(rows: int, columns: int, positions: int) -> bool:
     """Where torch's convolution comes near the machine's peak: measured, not derived."""
     many = 1024 if positions >= 512 else 400
     return min(rows, columns) > 8 and rows * columns > many
-
-
-def _transpose(
-    m: Tensor,
-    square: Tensor,
-    input_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-) -> Tensor:
-    """Transposed convolution whose result has ``input_size``, whatever the padding after it was."""
-    dims = len(input_size)
-    extra = [
-        size - ((t - 1) * step - 2 * pad + spread * (k - 1) + 1)
-        for size, t, step, pad, spread, k in zip(
-            input_size, m.shape[2:], stride, padding, dilation, square.shape[2:], strict=True
-        )
-    ]
-    conv = _CONV_TRANSPOSE[dims - 1]
-    if all(0 <= e < max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True)):
-        return conv(m, square, None, stride, padding, extra, groups, dilation)
-    full = conv(m, square, None, stride, 0, 0, groups, dilation)
-    sides = [
-        side
-        for d in reversed(range(dims))
-        for side in (-padding[d], input_size[d] + padding[d] - full.shape[2 + d])
-    ]
-    return F.pad(full, sides)
 
 
 def _shape(

@@ -56,6 +56,16 @@ struct Block6 {
     for (int64_t i = 0; i < count; ++i) memory[i] = T(draw(low, high));
     grid.data = memory.get();
   }
+  Block6 copy() const {
+    Block6 other({1, 1, 1, 1, 1, 1}, 0, 0);
+    int64_t count = 1;
+    for (int64_t size : grid.size) count *= size;
+    other.memory.reset(new T[count]);
+    std::copy(grid.data, grid.data + count, other.memory.get());
+    other.grid = grid;
+    other.grid.data = other.memory.get();
+    return other;
+  }
   Grid<const T> view() const {
     Grid<const T> g{grid.data, {}, {}};
     std::copy(grid.size, grid.size + 6, g.size);
@@ -271,6 +281,82 @@ void check_input_kernel(bool is_large) {
           }
 }
 
+// The samples of a layer are the lanes of its windows.
+template <class T>
+void check_window_kernels() {
+  Layer l;
+  for (int d = 0; d < 3; ++d) {
+    l.small[d] = std::min<int64_t>(l.small[d], 6);
+    l.large[d] = std::min<int64_t>(l.large[d], 12);
+  }
+  l.samples = draw(0, 1) ? draw(1, 20) : draw(20, 150);
+  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups;
+  const int64_t a_group = l.a / l.taps.groups;
+
+  const bool on_large = draw(0, 1);
+  Block6<T> small(l.small_size(on_large ? 1 : l.columns, l.samples), -2, 2);
+  Block6<T> large(l.large_size(on_large ? l.columns : 1, l.samples), -2, 2);
+  Block6<T> out(l.weight_size(), -3, 3);
+  const Block6<T> before = out.copy();
+  const Update update{double(draw(0, 2)), double(draw(1, 2))};
+  std::vector<double> squares(l.a * b_group * kernel, 0.0);
+  for (int64_t n = 0; n < l.samples; ++n)
+    for (int64_t v = 0; v < l.columns; ++v) {
+      const auto g = gradients(l, small, large, v, n, false, false);
+      for (size_t i = 0; i < g.size(); ++i) squares[i] += g[i] * g[i];
+    }
+  kernels<T>().window_squared_sum(context(), out.grid, update, small.view(), large.view(), l.taps);
+  for (int64_t a = 0, i = 0; a < l.a; ++a)
+    for (int64_t b = 0; b < b_group; ++b)
+      for (int64_t z = 0; z < l.taps.kernel[0]; ++z)
+        for (int64_t y = 0; y < l.taps.kernel[1]; ++y)
+          for (int64_t x = 0; x < l.taps.kernel[2]; ++x, ++i) {
+            const double wanted =
+                update.decay * before.at(0, a, b, z, y, x) + update.scale * squares[i];
+            const T got = out.at(0, a, b, z, y, x);
+            require(got == wanted, "window_squared_sum", got, wanted);
+          }
+
+  const bool transposed = draw(0, 1), has_factor = draw(0, 1);
+  const auto source = [&](int64_t v) {
+    return transposed ? l.large_size(v, l.samples) : l.small_size(v, l.samples);
+  };
+  const auto target = [&](int64_t v) {
+    return transposed ? l.small_size(v, l.samples) : l.large_size(v, l.samples);
+  };
+  Block6<T> weight(l.weight_size(), -2, 2), s(source(l.columns), -2, 2), factor(target(1), -2, 2);
+  Block6<T> pulled(target(l.columns), -3, 3), sums(target(l.columns), 0, 0);
+  const Block6<T> old = pulled.copy();
+  l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
+    const int64_t* from = transposed ? u : t;
+    const int64_t* to = transposed ? t : u;
+    for (int64_t a = 0; a < l.a; ++a)
+      for (int64_t b = 0; b < b_group; ++b) {
+        const T w = weight.at(0, a, b, k[0], k[1], k[2]);
+        const int64_t channel = a / a_group * b_group + b;
+        for (int64_t v = 0; v < l.columns; ++v)
+          for (int64_t n = 0; n < l.samples; ++n)
+            sums.at(v, n, transposed ? a : channel, to[0], to[1], to[2]) +=
+                w * s.at(v, n, transposed ? channel : a, from[0], from[1], from[2]);
+      }
+  });
+  kernels<T>().window_pull(context(), pulled.grid, update, s.view(), weight.view(), l.taps,
+                           transposed, has_factor ? factor.view() : Grid<const T>{});
+  const int64_t* size = pulled.grid.size;
+  for (int64_t v = 0; v < size[0]; ++v)
+    for (int64_t n = 0; n < size[1]; ++n)
+      for (int64_t c = 0; c < size[2]; ++c)
+        for (int64_t z = 0; z < size[3]; ++z)
+          for (int64_t y = 0; y < size[4]; ++y)
+            for (int64_t x = 0; x < size[5]; ++x) {
+              const T scaled =
+                  sums.at(v, n, c, z, y, x) * (has_factor ? factor.at(0, n, c, z, y, x) : T(1));
+              const double wanted = update.decay * old.at(v, n, c, z, y, x) + update.scale * scaled;
+              const T got = pulled.at(v, n, c, z, y, x);
+              require(got == wanted, "window_pull", got, wanted);
+            }
+}
+
 template <class T>
 void check_moments() {
   const Layer l;
@@ -392,6 +478,8 @@ int main(int argc, char** argv) {
     check_weight_kernels<double>(is_large);
     check_input_kernel<float>(is_large);
     check_input_kernel<double>(is_large);
+    check_window_kernels<float>();
+    check_window_kernels<double>();
     check_moments<float>();
     check_moments<double>();
     check_lists<float>();

@@ -11,12 +11,6 @@ from lapkernels import use_backend
 from lapkernels.kernels import NATIVE
 
 
-@pytest.fixture(scope="session", autouse=True)
-def one_thread() -> None:
-    """Test processes share the cores; what threads change is the subject of a test of its own."""
-    torch.set_num_threads(1)
-
-
 def _backend(name: str) -> Iterator[str]:
     if name == "cpp" and NATIVE.path is None:
         pytest.skip(f"no compiled library: {NATIVE.reason}")

@@ -50,6 +50,14 @@ def record() -> Calls:
         for layer in FEW:
             for operation in WITH_OUT:
                 operation.run(draw(layer, torch.float32))
+        small, large = torch.rand(2, 4, 3, 5), torch.rand(1, 6, 7, 5)
+        ops.window_squared_sum(small, large, [3], [2], [1], [0], 2)
+        for transposed, s, size in ((False, small, [7]), (True, large, [3])):
+            places = (size, [2], [1], [0], 2, transposed)
+            ops.window_pull(s, torch.rand(4, 3, 3), *places)
+        plain = ops.Geometry.conv(3, 2, 1, dims=1)
+        ops.sparse_squared_sum(torch.rand(2, 3, 4, 4), torch.rand(3, 5, 7), plain)
+        ops.sparse_conv_input(torch.rand(2, 3, 4, 4), torch.rand(4, 5, 3), [7], plain)
         numbers = [torch.rand(7) + 0.1, torch.rand(3, 2) + 0.1]
         ops.squared_derivative(numbers[0], numbers[0], "tanh")
         ops.gaussian_kl(numbers, numbers, 0.5)

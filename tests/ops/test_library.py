@@ -62,6 +62,14 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     ),
     "kronecker_input": (_LARGE[0], [5], *_TAPS, False, False, True),
     "kronecker_output": (_SMALL, 2, True),
+    "window_squared_sum": (
+        _numbers(2, 4, 5, 7), _numbers(1, 6, 9, 7), [3], [2], [1], [1], 2,
+    ),
+    "window_pull": (
+        _numbers(2, 4, 5, 7), _WEIGHT, [9], [2], [1], [1], 2, False, _numbers(6, 9, 7),
+    ),
+    "sparse_squared_sum": (_SMALL, _LARGE, *_TAPS[:4], 1),
+    "sparse_conv_input": (_SMALL, _WEIGHT, [11], *_TAPS[1:4]),
     "squared_derivative": (_numbers(3, 4), _numbers(4, 3).T, "gelu", 0.0),
     "gaussian_kl": (_LISTS[0], _LISTS[1], 0.5),
     "squared_gradient_sum": (_LISTS[0], _LISTS[1]),

@@ -1,0 +1,51 @@
+"""Which convolutions have kernels for columns that share their zeros, and when those are faster."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from lapkernels.kernels import NATIVE, current_backend
+from lapkernels.kernels.selector import DTYPES
+from lapkernels.ops._routes import Route, route
+from lapkernels.ops.geometry import Geometry
+
+# Share of entries that are not zero below which skipping the others is faster.
+DENSITY = 0.4
+
+
+def is_plain(geometry: Geometry) -> bool:
+    """Whether a layer is a convolution in one group, not transposed."""
+    return not (geometry.is_linear or geometry.transposed) and geometry.groups == 1
+
+
+def check_plain(geometry: Geometry) -> None:
+    """Raise unless the layer is a convolution in one group, not transposed."""
+    if not is_plain(geometry):
+        raise ValueError(
+            "a convolution with groups=1 that is not transposed is needed, not "
+            f"kernel_size={geometry.kernel_size}, groups={geometry.groups}, "
+            f"transposed={geometry.transposed}"
+        )
+
+
+def mostly_zero(s: Tensor, geometry: Geometry) -> bool:
+    """Whether an op that skips shared zeros of ``s`` [V, N, O, *out] should serve this layer.
+
+    Columns behind ReLU and max-pooling share their zeros, so the first one tells. It is a guess
+    about speed: the ops are exact for all columns.
+    """
+    if (
+        not is_plain(geometry)
+        or len(geometry.kernel_size) != 2
+        or geometry.padding_mode != "zeros"
+        or NATIVE.path is None
+        or current_backend() != "auto"
+        or not s.is_cpu
+        or s.dtype not in DTYPES
+        or s.numel() == 0
+        or s.shape[3:].numel() == 1  # an outer product, which torch's matrix products do best
+        or route([s]) is not Route.DIRECT
+    ):
+        return False
+    return int(torch.count_nonzero(s[0])) < DENSITY * s[0].numel()
