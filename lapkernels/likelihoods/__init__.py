@@ -1,0 +1,22 @@
+"""Likelihoods: what a model's outputs say of its targets, and the curvature at the outputs."""
+
+from lapkernels.likelihoods._base import Columns, Likelihood
+from lapkernels.likelihoods.bernoulli import Bernoulli
+from lapkernels.likelihoods.categorical import Categorical
+from lapkernels.likelihoods.gaussian import Gaussian
+from lapkernels.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from lapkernels.likelihoods.loss_function import LossFunction
+from lapkernels.likelihoods.poisson import Poisson
+from lapkernels.likelihoods.resolve import resolve
+
+__all__ = [
+    "Bernoulli",
+    "Categorical",
+    "Columns",
+    "Gaussian",
+    "HeteroscedasticGaussian",
+    "Likelihood",
+    "LossFunction",
+    "Poisson",
+    "resolve",
+]

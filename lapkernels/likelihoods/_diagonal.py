@@ -1,0 +1,93 @@
+"""Likelihoods whose outputs are independent: the Hessian is diagonal, V = prod(out)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lapkernels.likelihoods._base import Columns, Likelihood, random_signs
+from lapkernels.likelihoods._checks import check_output, check_target, check_vector, widened
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalColumns(Columns):
+    """Column v is root[v] at output v and zero elsewhere, H = diag(root²).
+
+    ``root`` is [N, *out], with N = 1 where the columns are ``constant`` over the samples.
+    """
+
+    root: Tensor
+    samples: int
+    dtype: torch.dtype
+    constant: bool = False
+
+    @property
+    def count(self) -> int:
+        """V = prod(out)."""
+        return self.root.shape[1:].numel()
+
+    @property
+    def shared(self) -> bool:
+        """Whether the Hessian is constant."""
+        return self.constant
+
+    def chunk(self, first: int, last: int) -> Tensor:
+        """Columns [last - first, N, *out]."""
+        self.check_range(first, last)
+        rows = torch.arange(first, last, device=self.root.device)
+        own = rows.unsqueeze(1) == torch.arange(self.count, device=self.root.device)
+        root = self.root.to(self.dtype).reshape(self.root.shape[0], self.count)
+        made = torch.where(own.unsqueeze(1), root, 0.0)
+        made = made.reshape(last - first, *self.root.shape)
+        return made.expand(last - first, self.samples, *self.root.shape[1:])
+
+    def local(self) -> Tensor | None:
+        """Column (c, t) is root[c, t] at channel c."""
+        if self.root.dim() < 3:
+            return None
+        channels = self.root.shape[1]
+        unit = torch.eye(channels, dtype=self.dtype, device=self.root.device)
+        unit = unit.reshape(channels, 1, channels, *(1,) * (self.root.dim() - 2))
+        made = unit * self.root.to(self.dtype)
+        return made.expand(channels, self.samples, *self.root.shape[1:])
+
+    def signs(self, generator: torch.Generator | None = None) -> Tensor:
+        """The root with random signs, [1, N, *out]."""
+        root = self.root.expand(self.samples, *self.root.shape[1:])
+        return (root * random_signs(root, generator)).to(self.dtype).unsqueeze(0)
+
+
+class IndependentOutputs(Likelihood):
+    """Base of the likelihoods with a diagonal Hessian; ``f`` comes to them in float32 or 64."""
+
+    @abstractmethod
+    def curvature(self, f: Tensor) -> Tensor:
+        """diag(H), broadcastable to [N, *out]."""
+
+    @abstractmethod
+    def root(self, f: Tensor) -> Tensor:
+        """The square root of ``curvature``, in a form that does not underflow before it."""
+
+    def check_shapes(self, f: Tensor, y: Tensor | None = None) -> None:
+        """Targets have the shape of the outputs."""
+        check_output(f)
+        check_target(f, y, f.shape, "targets have the shape of the outputs,")
+
+    def columns(self, f: Tensor, y: Tensor | None = None) -> Columns:
+        """One column an output."""
+        self.check_shapes(f, y)
+        return DiagonalColumns(self.root(widened(f)), f.shape[0], f.dtype)
+
+    def diagonal(self, f: Tensor, y: Tensor | None = None) -> Tensor:
+        """diag(H_n), [N, *out]."""
+        self.check_shapes(f, y)
+        return self.curvature(widened(f)).to(f.dtype).expand(f.shape)
+
+    def product(self, f: Tensor, v: Tensor, y: Tensor | None = None) -> Tensor:
+        """diag(H_n) v_n, in the shape of v."""
+        self.check_shapes(f, y)
+        check_vector(f, v)
+        return (self.curvature(widened(f)) * v).to(f.dtype)
