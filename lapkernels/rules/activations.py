@@ -1,0 +1,124 @@
+"""Activations with a derivative of their own.
+
+Columns are one pass, s times a derivative that is computed once for all of them; a diagonal is one
+pass of ``squared_derivative``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels import ops
+from lapkernels.rules.elementwise import Elementwise, FromOutput
+from lapkernels.rules.rule import Call, register_rule
+
+aten = torch.ops.aten
+
+
+@register_rule("aten::relu")
+class Relu(FromOutput):
+    """max(z, 0)."""
+
+    def derivative(self, y: Tensor) -> Tensor:
+        return (y > 0).to(y.dtype)
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        return [aten.threshold_backward(s[0], self.y.tensor.expand_as(s[0]), 0)]
+
+    def overwrite(self, s: Tensor) -> Tensor:
+        return aten.threshold_backward(s, self.y.tensor.expand_as(s), 0, grad_input=s)
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert m[0] is not None
+        return [ops.squared_derivative(m[0], self.y.tensor, "relu")]
+
+
+@register_rule("aten::sigmoid")
+class Sigmoid(FromOutput):
+    """1 / (1 + exp(-z)), with the derivative y (1 - y)."""
+
+    def derivative(self, y: Tensor) -> Tensor:
+        return aten.sigmoid_backward(torch.ones_like(y), y)
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        y = self.y.tensor
+        return [ops.squared_derivative(_given(m), self.derivative(y), "given")]
+
+
+@register_rule("aten::tanh")
+class Tanh(FromOutput):
+    """tanh(z), with the derivative 1 - y²."""
+
+    def derivative(self, y: Tensor) -> Tensor:
+        return aten.tanh_backward(torch.ones_like(y), y)
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        y = self.y.tensor
+        return [ops.squared_derivative(_given(m), self.derivative(y), "given")]
+
+
+# By op: the names of its numbers, and torch's own product of a gradient with the derivative.
+_BACKWARD: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
+    "aten::leaky_relu": (
+        ("negative_slope",),
+        lambda s, z, slope: aten.leaky_relu_backward(s, z, slope, False),
+    ),
+    "aten::elu": (
+        ("alpha", "scale", "input_scale"),
+        lambda s, z, *numbers: aten.elu_backward(s, *numbers, False, z),
+    ),
+    "aten::softplus": (("beta", "threshold"), aten.softplus_backward),
+    "aten::silu": ((), aten.silu_backward),
+    "aten::gelu": (
+        ("approximate",),
+        lambda s, z, kind: aten.gelu_backward(s, z, approximate=kind),
+    ),
+}
+
+
+@register_rule(*_BACKWARD)
+class Activation(Elementwise):
+    """A function of one tensor that torch has a derivative kernel for."""
+
+    def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
+        super().__init__(call, *args, **kwargs)
+        names, self.backward = _BACKWARD[call.name]
+        given = call.arguments(args, kwargs)
+        self.numbers = [given[name] for name in names]
+        self.kind = self._kind(call.name.removeprefix("aten::"), call.out.dtype)
+
+    def partial(self, index: int) -> Tensor:
+        """The derivative, of the operand's shape."""
+        z = self.operands[0].tensor
+        return self.backward(torch.ones_like(z), z, *self.numbers)
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        if self.kind is None:
+            return super().diagonal(m, wanted)
+        name, slope = self.kind
+        return [ops.squared_derivative(_given(m), self.operands[0].tensor, name, slope)]
+
+    def _kind(self, name: str, dtype: torch.dtype) -> tuple[str, float] | None:
+        """The name and slope in ``ops.ACTIVATIONS`` of the very same function, if it is there."""
+        if name == "leaky_relu":
+            return name, self.numbers[0]
+        if name == "elu":
+            alpha, *scales = self.numbers
+            return (name, alpha) if scales == [1, 1] else None
+        if name == "softplus":
+            # Torch is linear beyond the threshold, which single precision cannot tell from 20 on.
+            beta, threshold = self.numbers
+            return (name, beta) if threshold >= 20 and dtype == torch.float32 else None
+        if name == "gelu":
+            return (name, 0.0) if self.numbers == ["none"] else None
+        return name, 0.0
+
+
+def _given(m: Sequence[Tensor | None]) -> Tensor:
+    assert m[0] is not None
+    return m[0]

@@ -1,0 +1,380 @@
+"""Layers that multiply by a weight: matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from lapkernels import ops
+from lapkernels.ops import Geometry
+from lapkernels.rules.elementwise import sum_to_shape
+from lapkernels.rules.embedding import whole_weight
+from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.samples import MixesSamples, Samples, elementwise
+from lapkernels.rules.uses import (
+    OwnEntriesUse,
+    ProductUse,
+    ScaleUse,
+    Use,
+    WeightUse,
+)
+
+aten = torch.ops.aten
+LINEAR = Geometry()
+_geometry = cache(Geometry.conv)
+
+
+class Product(Rule):
+    """out = a b; columns and diagonals of both sides."""
+
+    def __init__(self, a: Operand, b: Operand) -> None:
+        super().__init__()
+        _differ(a, b)
+        self.a = a.kept() if b.active else None
+        self.b = b.kept() if a.active else None
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = s
+        assert one is not None
+        return [
+            one @ self.b.tensor.mT if wanted[0] and self.b else None,
+            self.a.tensor.mT @ one if wanted[1] and self.a else None,
+        ]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = m
+        assert one is not None
+        return [
+            one @ self.b.tensor.square().mT if wanted[0] and self.b else None,
+            self.a.tensor.square().mT @ one if wanted[1] and self.a else None,
+        ]
+
+
+@register_rule("aten::mm")
+class MatrixProduct(Product):
+    """Samples are rows of a, or columns of b; the other matrix may be a weight."""
+
+    def __init__(self, call: Call, a: Operand, b: Operand) -> None:
+        super().__init__(a, b)
+        if a.samples is not None and b.samples is not None:
+            if call.count > 1:
+                raise MixesSamples("both matrices depend on the sample")
+            self.samples = (call.move(a.samples, lambda samples: samples),)
+        elif a.samples is not None:
+            self.samples = (call.move(a.samples, lambda samples: _rows(samples, 0)),)
+        elif b.samples is not None:
+            self.samples = (call.move(b.samples, lambda samples: _rows(samples, 1)),)
+        else:
+            self.samples = (None,)
+        where = self.samples[0]
+        if where is None:
+            return
+        if b.is_weight:
+            self.uses[1] = _linear(b, a, where, data_first=True)
+        if a.is_weight:
+            self.uses[0] = _linear(a, b, where, data_first=False)
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = s
+        assert one is not None
+        (_, second) = super().columns(s, [False, wanted[1]])
+        return [_shared_rows(one, self.b.tensor.mT) if wanted[0] and self.b else None, second]
+
+
+@register_rule("aten::bmm")
+class BatchedProduct(Product):
+    """out[b] = a[b] c[b], as in attention; a weight may stand on one side."""
+
+    def __init__(self, call: Call, a: Operand, b: Operand) -> None:
+        super().__init__(a, b)
+        found: list[Samples] = []
+        for operand, rows in ((a, 1), (b, 2)):
+            samples = operand.samples
+            if samples is None:
+                continue
+            placed = call.move(samples, lambda samples: samples)
+            assert placed is not None
+            if call.count > 1 and samples.dim not in (0, rows):
+                raise MixesSamples("it sums over a dimension that holds samples")
+            found.append(placed)
+        if len(set(found)) > 1:
+            raise MixesSamples("its matrices hold their samples in different dimensions")
+        self.samples = (found[0] if found else None,)
+        where = self.samples[0]
+        if where is None:
+            return
+        for index, weight, data in ((1, b, a), (0, a, b)):
+            if weight.is_weight:
+                self.uses[index] = _batched(weight, data, where, data_first=index == 1)
+
+
+@register_rule("aten::addmm", "aten::baddbmm")
+class AffineProduct(Rule):
+    """out = beta * bias + alpha * a b."""
+
+    def __init__(
+        self,
+        call: Call,
+        bias: Operand,
+        a: Operand,
+        b: Operand,
+        *,
+        beta: float = 1,
+        alpha: float = 1,
+    ) -> None:
+        super().__init__()
+        if (alpha, beta) != (1, 1):
+            raise Unsupported("alpha or beta other than one")
+        _differ(bias, a, b)
+        product = MatrixProduct if call.name == "aten::addmm" else BatchedProduct
+        self.product = product(call, a, b)
+        self.bias_shape = bias.shape
+        self.samples = self.product.samples
+        where = self.samples[0]
+        if bias.samples is not None:
+            fits = elementwise([(bias.samples, bias.shape)], call.out.shape)
+            if where is None and product is BatchedProduct:
+                raise Unsupported("only what is added depends on the sample")
+            if where != fits:
+                raise MixesSamples("what is added holds its samples in another dimension")
+        self.uses = {index + 1: use for index, use in self.product.uses.items()}
+        if where is not None and bias.is_weight:
+            self.uses[0] = ScaleUse(bias.shape, where)
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = s
+        assert one is not None
+        bias = sum_to_shape(one, self.bias_shape) if wanted[0] else None
+        return [bias, *self.product.columns(s, wanted[1:])]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = m
+        assert one is not None
+        bias = sum_to_shape(one.unsqueeze(0), self.bias_shape)[0] if wanted[0] else None
+        return [bias, *self.product.diagonal(m, wanted[1:])]
+
+
+@register_rule("aten::mv")
+class MatrixVectorProduct(Rule):
+    """out = a b with a vector b, which may be a weight."""
+
+    def __init__(self, call: Call, a: Operand, b: Operand) -> None:
+        super().__init__()
+        self.a = a.kept() if b.active else None
+        self.b = b.kept() if a.active else None
+        if b.samples is not None:
+            raise Unsupported("the vector depends on the sample")
+        self.samples = (call.move(a.samples, lambda samples: _rows(samples, 0)),)
+        where = self.samples[0]
+        if where is not None and b.is_weight:
+            x = a.kept()
+            rows = _row_samples(where, a, 0)
+            self.uses[1] = ProductUse(
+                b.shape,
+                lambda: _positions(x.tensor, rows, 0).unsqueeze(1),
+                lambda s: _positions(s.unsqueeze(-1), rows, 1).unsqueeze(2),
+            )
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = s
+        assert one is not None
+        return [
+            one.unsqueeze(-1) * self.b.tensor if wanted[0] and self.b else None,
+            one @ self.a.tensor if wanted[1] and self.a else None,
+        ]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = m
+        assert one is not None
+        value = one.unsqueeze(-1) * self.b.tensor.square() if wanted[0] and self.b else None
+        return [value, None]
+
+
+@register_rule("aten::convolution")
+class Convolution(Rule):
+    """Conv1d/2d/3d and their transposes."""
+
+    makes_new = True
+
+    def __init__(
+        self,
+        call: Call,
+        x: Operand,
+        weight: Operand,
+        bias: Operand | None,
+        stride: list[int],
+        padding: list[int],
+        dilation: list[int],
+        transposed: bool,
+        output_padding: list[int],
+        groups: int,
+    ) -> None:
+        super().__init__()
+        whole_weight(call, weight, bias)
+        spatial = len(x.shape) - 2
+        stride, padding, dilation, output_padding = (
+            list(sizes) * spatial if len(sizes) == 1 else list(sizes)
+            for sizes in (stride, padding, dilation, output_padding)
+        )
+        where = call.move(x.samples, _batch)
+        self.samples = (where,)
+        self.weight = weight.kept() if x.active else None
+        self.geometry = _geometry(
+            tuple(weight.shape[2:]),
+            tuple(stride),
+            tuple(padding),
+            tuple(dilation),
+            groups,
+            transposed=transposed,
+            output_padding=tuple(output_padding),
+        )
+        self.input_size = tuple(x.shape[2:])
+        if where is None:
+            if weight.active or x.active:
+                raise Unsupported("a convolution of nothing but parameters has no rule")
+            return
+        if weight.active:
+            self.uses[1] = _convolution(weight, x.kept(), self.geometry, where)
+        if bias is not None and bias.active:
+            self.uses[2] = ScaleUse(bias.shape, where, along=(*bias.shape, *(1 for _ in stride)))
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = s
+        if not wanted[0] or one is None or self.weight is None:
+            return [None] * len(wanted)
+        layer = (self.weight.tensor, self.input_size, self.geometry)
+        if ops.mostly_zero(one, self.geometry):
+            value = ops.sparse_conv_input(one, *layer)
+        else:
+            value = ops.conv_input(one.flatten(0, 1), *layer).unflatten(0, one.shape[:2])
+        return [value, *[None] * (len(wanted) - 1)]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = m
+        if not wanted[0] or one is None or self.weight is None:
+            return [None] * len(wanted)
+        value = ops.squared_conv_input(one, self.weight.tensor, self.input_size, self.geometry)
+        return [value, *[None] * (len(wanted) - 1)]
+
+
+def _shared_rows(s: Tensor, matrix: Tensor) -> Tensor:
+    """s @ matrix for columns [V, rows, O]; rows that are one and the same are multiplied once."""
+    if s.stride(1) == 0 and s.shape[1] > 1:
+        return (s[:, :1] @ matrix).expand(-1, s.shape[1], -1)
+    return s @ matrix
+
+
+def _rows(samples: Samples, dim: int) -> Samples:
+    """Samples of the free dimension of a matrix product."""
+    if samples.dim != dim:
+        raise MixesSamples("it sums over a dimension that holds samples")
+    return samples
+
+
+def _batch(samples: Samples) -> Samples:
+    if samples.dim != 0:
+        raise MixesSamples(f"a convolution's samples must be in dimension 0, not {samples.dim}")
+    return samples
+
+
+def _positions(tensor: Tensor, samples: Samples, leading: int) -> Tensor:
+    """[L.., *, F] with samples among the rows, as [L.., N, T, F]."""
+    if samples.outer == samples.inner == 1 and samples.dim == 0:
+        return tensor.unsqueeze(leading + 1)
+    return samples.split(tensor, leading).flatten(leading + 1, -2)
+
+
+def _linear(weight: Operand, data: Operand, where: Samples, data_first: bool) -> WeightUse:
+    """Use of a weight in ``data @ weight``, or in ``weight @ data``."""
+    x = data.kept()
+    if data_first:
+        rows = _row_samples(where, data, 0)
+        return WeightUse(
+            weight.shape,
+            LINEAR,
+            lambda: _positions(x.tensor, rows, 0),
+            lambda s: _positions(s, rows, 1),
+            flipped=True,
+        )
+    rows = _row_samples(where.at(0), data, 1)
+    return WeightUse(
+        weight.shape,
+        LINEAR,
+        lambda: _positions(x.tensor.mT, rows, 0),
+        lambda s: _positions(s.mT, rows, 1),
+    )
+
+
+def _row_samples(where: Samples, data: Operand, dim: int) -> Samples:
+    """Samples of the rows; in a batch of one all rows are positions of the only sample."""
+    return Samples(1, 0, data.shape[dim], 1) if where.count == 1 else where
+
+
+def _batched(weight: Operand, data: Operand, where: Samples, data_first: bool) -> Use:
+    """Use of weights [B, I, O] in a batched product: one for all samples, or some for each."""
+    x = data.kept()
+    dim = 1 if data_first else 2
+
+    def turn(tensor: Tensor) -> Tensor:
+        return tensor if data_first else tensor.mT
+
+    if weight.shape[0] == 1 and (where.count == 1 or where.dim == dim):
+        rows = Samples(1, 0, data.shape[dim], 1) if where.count == 1 else where.at(0)
+        return WeightUse(
+            weight.shape,
+            LINEAR,
+            lambda: _positions(turn(x.tensor)[0], rows, 0),
+            lambda s: _positions(turn(s)[:, 0], rows, 1),
+            flipped=data_first,
+        )
+    if where.dim == dim:
+        rows = where.at(1)
+        return ProductUse(
+            weight.shape,
+            lambda: rows.split(turn(x.tensor)).flatten(2, 3),
+            lambda s: rows.split(turn(s), 1).flatten(3, 4),
+            flipped=not data_first,
+        )
+
+    def gradient(s: Tensor) -> Tensor:
+        return x.tensor.mT @ s if data_first else s @ x.tensor.mT
+
+    def squares(m: Tensor) -> Tensor:
+        square = x.tensor.square().mT
+        return square @ m if data_first else m @ square
+
+    return OwnEntriesUse(weight.shape, where, gradient, squares)
+
+
+def _differ(*operands: Operand) -> None:
+    """A diagonal through a product of a tensor with itself needs both at once."""
+    active = [id(operand.tensor) for operand in operands if operand.active]
+    if len(set(active)) < len(active):
+        raise Unsupported("a product of a tensor with itself")
+
+
+def _convolution(weight: Operand, x: Kept, geometry: Geometry, where: Samples) -> WeightUse:
+    """Use of a convolution's weight; several images a sample become one more position dimension."""
+    if where.outer == where.inner == 1:
+        return WeightUse(weight.shape, geometry, lambda: x.tensor, lambda s: s)
+    if len(geometry.kernel_size) == 3:
+        raise Unsupported("a Conv3d over several volumes a sample has no rule")
+    wide = Geometry(
+        (1, *geometry.kernel_size),
+        (1, *geometry.stride),
+        ((0, 0), *geometry.padding),
+        (1, *geometry.dilation),
+        geometry.groups,
+        geometry.transposed,
+        "zeros",
+        (0, *geometry.output_padding),
+    )
+
+    def images(tensor: Tensor, leading: int) -> Tensor:
+        parts = where.split(tensor, leading).flatten(leading + 1, leading + 2)
+        return parts.movedim(leading + 1, leading + 2)
+
+    return WeightUse(weight.shape, wide, lambda: images(x.tensor, 0), lambda s: images(s, 1))

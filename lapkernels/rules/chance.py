@@ -1,0 +1,58 @@
+"""Random results, which have no curvature, and dropout where it is switched off."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from lapkernels.rules.elementwise import Elementwise
+from lapkernels.rules.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.samples import MixesSamples
+from lapkernels.rules.shape import Movement
+
+_RANDOM = (
+    *("rand_like", "randn_like", "randint_like", "bernoulli", "_fused_dropout", "normal"),
+    *("uniform", "random", "exponential", "geometric", "cauchy", "log_normal", "poisson"),
+    *("multinomial", "normal_functional", "binomial", "rrelu_with_noise_functional"),
+)
+_REASON = "its result is random, so there is no one function to differentiate; call eval()"
+
+
+@register_rule(*(f"aten::{name}" for name in _RANDOM))
+def random(call: Call, *args: Any, **kwargs: Any) -> Rule:
+    """Refused, also in a batch of one."""
+    raise MixesSamples(_REASON)
+
+
+@register_rule("aten::rrelu_with_noise")
+def rrelu(
+    call: Call,
+    x: Operand,
+    noise: Operand,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    *args: Any,
+) -> Rule:
+    """A leaky ReLU in eval mode."""
+    if training:
+        raise MixesSamples(_REASON)
+    return Elementwise(call, x, noise, lower, upper, training, *args)
+
+
+@register_rule("aten::native_dropout")
+class Dropout(Movement):
+    """The identity in eval mode."""
+
+    def __init__(self, call: Call, x: Operand, p: float, train: bool | None = True) -> None:
+        super().__init__(call, x)
+        if train is not False and p > 0:
+            raise MixesSamples(_REASON)
+        self.samples = call.place(x.samples, lambda where: where)
+
+    def push(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def pull(self, s: Tensor) -> Tensor:
+        return s

@@ -1,0 +1,131 @@
+"""Writing into a part of a tensor in place, and reading a part of what was written.
+
+A part is given by its size, strides and offset in the memory of a contiguous tensor. Both move
+entries and do not change them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from lapkernels.rules.elementwise import sum_to_shape
+from lapkernels.rules.rule import Call, Operand, register_rule
+from lapkernels.rules.samples import MixesSamples, Samples, elementwise
+from lapkernels.rules.shape import Movement
+
+
+@dataclass(frozen=True)
+class Region:
+    """Where a part lies in a contiguous tensor of shape ``whole``."""
+
+    whole: tuple[int, ...]
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    @classmethod
+    def of(cls, part: Tensor, whole: Tensor) -> Region:
+        """The region of a view."""
+        return cls(tuple(whole.shape), tuple(part.shape), part.stride(), int(part.storage_offset()))
+
+    def read(self, s: Tensor) -> Tensor:
+        """View of the part in columns [V, *whole]."""
+        s = s.contiguous()
+        step = s.stride(0) if s.dim() else 0
+        return s.as_strided((s.shape[0], *self.size), (step, *self.stride), self.offset)
+
+    def strides(self) -> tuple[int, ...]:
+        """Strides of the whole."""
+        result, step = [], 1
+        for size in reversed(self.whole):
+            result.append(step)
+            step *= size
+        return tuple(reversed(result))
+
+
+def _match(
+    samples: Samples,
+    size: Sequence[int],
+    stride: Sequence[int],
+    other_size: Sequence[int],
+    other_stride: Sequence[int],
+) -> Samples:
+    """The same samples in another view of one memory: a dimension of equal size and stride."""
+    for dim, (length, step) in enumerate(zip(other_size, other_stride, strict=True)):
+        if (length, step) == (size[samples.dim], stride[samples.dim]):
+            return samples.at(dim)
+    raise MixesSamples("an in-place write or read takes a part of the samples")
+
+
+class PartWrite(Movement):
+    """The whole after a part of it was overwritten: operands are the old whole and the part."""
+
+    def __init__(self, call: Call, whole: Operand, part: Operand, region: Region) -> None:
+        super().__init__(call, whole)
+        self.region = region
+        found = {
+            call.move(
+                part.samples,
+                lambda where: _match(
+                    where, region.size, region.stride, region.whole, region.strides()
+                ),
+            ),
+            whole.samples,
+        } - {None}
+        if len(found) > 1:
+            raise MixesSamples("an in-place write joins different samples")
+        self.samples = (found.pop() if found else None,)
+        if self.samples[0] is not None and (whole.is_weight or part.is_weight):
+            raise MixesSamples("an in-place write joins a weight to values of the samples")
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        part = self.region.read(s[0]).clone() if wanted[1] else None
+        whole = None
+        if wanted[0]:
+            whole = s[0].contiguous().clone()
+            self.region.read(whole).zero_()
+        return [whole, part]
+
+
+class PartRead(Movement):
+    """A view of a tensor that was written since the view was made."""
+
+    def __init__(self, call: Call, whole: Operand, region: Region) -> None:
+        super().__init__(call, whole)
+        self.region = region
+        self.samples = (
+            call.move(
+                whole.samples,
+                lambda where: _match(
+                    where, region.whole, region.strides(), region.size, region.stride
+                ),
+            ),
+        )
+
+    def pull(self, s: Tensor) -> Tensor:
+        out = s.new_zeros(s.shape[0], *self.region.whole)
+        self.region.read(out).copy_(s)
+        return out
+
+
+@register_rule("aten::copy")
+class Overwrite(Movement):
+    """out = source, broadcast to the shape of what it overwrites."""
+
+    def __init__(self, call: Call, old: Operand, source: Operand, *args: Any) -> None:
+        super().__init__(call, source)
+        self.samples = (
+            elementwise([(source.samples, source.shape)], call.out.shape)
+            if source.samples is not None
+            else None,
+        )
+        self.dtype = source.tensor.dtype
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        return [None, sum_to_shape(s[0], self.shape).to(self.dtype) if wanted[1] else None]

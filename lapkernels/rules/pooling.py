@@ -1,0 +1,164 @@
+"""Pooling over the last two or three dimensions, each channel by itself.
+
+Max pools copy entries: the Jacobian has entries 0 and 1. An average has one weight w_o for all
+entries of its window, so that (J∘J)^T m = J^T (w m).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.rules.normalization import only
+from lapkernels.rules.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.samples import along, elementwise
+from lapkernels.rules.shape import Movement
+
+aten = torch.ops.aten
+
+_MAX = {
+    **{"aten::max_pool2d_with_indices": 2, "aten::max_pool3d_with_indices": 3},
+    **{"aten::adaptive_max_pool2d": 2, "aten::adaptive_max_pool3d": 3},
+    **{"aten::fractional_max_pool2d": 2, "aten::fractional_max_pool3d": 3},
+}
+_AVERAGE = {"aten::avg_pool2d": 2, "aten::avg_pool3d": 3}
+_ADAPTIVE = {"aten::_adaptive_avg_pool2d": 2, "aten::_adaptive_avg_pool3d": 3}
+
+
+def window_dims(shape: Sequence[int], spatial: int) -> range:
+    """The last dimensions, which a pool or a resize works along."""
+    return range(len(shape) - spatial, len(shape))
+
+
+def fold(s: Tensor, spatial: int) -> Tensor:
+    """[V, ..., C, *positions] as [B, C, *positions]."""
+    return s.reshape(-1, *s.shape[-spatial - 1 :])
+
+
+@register_rule(*_MAX)
+class MaxPool(Movement):
+    """The largest entry of each window; the second result is its place in the channel."""
+
+    makes_new = True
+
+    def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
+        super().__init__(call, x)
+        self.spatial = _MAX[call.name]
+        dims = window_dims(x.shape, self.spatial)
+        self.samples = call.place(x.samples, lambda where: along(where, dims, "it pools"))
+        self.index = call.keep(call.outputs[1])
+        self.size = len(call.operands)
+        self.arguments = call.arguments((x, *args), kwargs)
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        one = only(s)
+        flat = one.flatten(-self.spatial)
+        index = self.index.tensor.flatten(-self.spatial).expand(flat.shape)
+        out = one.new_zeros(*flat.shape[:-1], prod(self.shape[-self.spatial :]))
+        value = out.scatter_add_(-1, index, flat).reshape(one.shape[0], *self.shape)
+        return [value, *[None] * (self.size - 1)]
+
+
+class Average(Rule):
+    """Means over windows; ``backward`` is J^T on [B, C, *positions], ``weight`` is w_o."""
+
+    reads_input = False
+
+    def __init__(self, call: Call, x: Operand, spatial: int) -> None:
+        super().__init__()
+        dims = window_dims(x.shape, spatial)
+        self.samples = call.place(x.samples, lambda where: along(where, dims, "it pools"))
+        self.shape, self.spatial = x.shape, spatial
+
+    def backward(self, s: Tensor, like: Tensor) -> Tensor:
+        """J^T s; ``like`` has the shape of the result."""
+        raise NotImplementedError
+
+    def weight(self, m: Tensor) -> Tensor:
+        """The weights w_o [*positions], of ``m``'s dtype and device."""
+        raise NotImplementedError
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        folded = fold(s[0], self.spatial)
+        shape = (folded.shape[0], *self.shape[-self.spatial - 1 :])
+        value = self.backward(folded.contiguous(), folded.new_empty(()).expand(shape))
+        return [value.reshape(s[0].shape[0], *self.shape)]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert m[0] is not None
+        (value,) = self.columns([(m[0] * self.weight(m[0])).unsqueeze(0)], wanted)
+        assert value is not None
+        return [value[0]]
+
+
+@register_rule(*_AVERAGE)
+class AveragePool(Average):
+    """Windows of one size. The divisor may leave out padding, or be given."""
+
+    def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
+        super().__init__(call, x, _AVERAGE[call.name])
+        given = call.arguments((x, *args), kwargs)
+        names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+        self.arguments = [given[name] for name in names]
+        self.divisor = given["divisor_override"]
+        packet = call.name.removeprefix("aten::")
+        self.forward: Callable[..., Tensor] = getattr(aten, packet)
+        self.pull: Callable[..., Tensor] = getattr(aten, packet + "_backward")
+
+    def backward(self, s: Tensor, like: Tensor) -> Tensor:
+        return self.pull(s, like, *self.arguments, self.divisor)
+
+    def weight(self, m: Tensor) -> Tensor:
+        ones = m.new_ones(1, 1, *self.shape[-self.spatial :])
+        entries = self.forward(ones, *self.arguments, 1)
+        means = self.forward(ones, *self.arguments, self.divisor)
+        return (means / entries)[0, 0]
+
+
+@register_rule(*_ADAPTIVE)
+class AdaptiveAveragePool(Average):
+    """Window o of a dimension runs from floor(o in / out) to ceil((o + 1) in / out)."""
+
+    def __init__(self, call: Call, x: Operand, output_size: Sequence[int]) -> None:
+        super().__init__(call, x, _ADAPTIVE[call.name])
+        self.output_size = tuple(output_size)
+        self.pull: Callable[..., Tensor] = getattr(
+            aten, call.name.removeprefix("aten::") + "_backward"
+        )
+
+    def backward(self, s: Tensor, like: Tensor) -> Tensor:
+        return self.pull(s, like)
+
+    def weight(self, m: Tensor) -> Tensor:
+        value = m.new_ones(())
+        sizes = self.shape[-self.spatial :]
+        for size, count in zip(sizes, self.output_size, strict=True):
+            o = torch.arange(count, device=m.device)
+            last = ((o + 1) * size + count - 1) // count
+            value = value.unsqueeze(-1) / (last - o * size // count)
+        return value
+
+
+@register_rule("aten::max_unpool2d", "aten::max_unpool3d")
+class MaxUnpool(Movement):
+    """The inverse: entries go to the given places of the channel, the rest is zero."""
+
+    def __init__(self, call: Call, x: Operand, index: Operand, *args: Any) -> None:
+        super().__init__(call, x)
+        self.spatial = 2 if call.name == "aten::max_unpool2d" else 3
+        where = elementwise([(x.samples, x.shape), (index.samples, index.shape)], x.shape)
+        dims = window_dims(x.shape, self.spatial)
+        self.samples = call.place(where, lambda found: along(found, dims, "it places"))
+        self.index = index.kept()
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        flat = s[0].flatten(-self.spatial)
+        index = self.index.tensor.flatten(-self.spatial)
+        value = flat.gather(-1, index.expand(s[0].shape[0], *index.shape))
+        return [value.reshape(s[0].shape[0], *self.shape), None]

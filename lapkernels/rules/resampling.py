@@ -1,0 +1,96 @@
+"""Images and sequences at another size, each channel by itself.
+
+Nearest-neighbour copies entries. All others are linear and work along one dimension after the
+other: J = A_1 ⊗ A_2 ⊗ ..., with A_d [out, in] the interpolation matrix of dimension d, so that
+J∘J = (A_1∘A_1) ⊗ (A_2∘A_2) ⊗ ... .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.rules.pooling import fold, window_dims
+from lapkernels.rules.rule import Call, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.samples import along
+
+aten = torch.ops.aten
+_NEAREST = {
+    f"aten::{kind}{spatial}d": spatial
+    for kind in ("upsample_nearest", "_upsample_nearest_exact")
+    for spatial in (1, 2, 3)
+}
+_LINEAR = {
+    **{"aten::upsample_linear1d": 1, "aten::upsample_bilinear2d": 2},
+    **{"aten::upsample_bicubic2d": 2, "aten::upsample_trilinear3d": 3},
+    **{"aten::_upsample_bilinear2d_aa": 2, "aten::_upsample_bicubic2d_aa": 2},
+}
+_SPATIAL = {**_NEAREST, **_LINEAR}
+
+
+class Resize(Rule):
+    """Columns by torch's own transpose, all at once."""
+
+    reads_input = False
+
+    def __init__(self, call: Call, x: Operand, size: Sequence[int] | None, *args: Any) -> None:
+        super().__init__()
+        self.spatial = _SPATIAL[call.name]
+        if (
+            size is None
+            or len(x.shape) != self.spatial + 2
+            or any(isinstance(a, list) for a in args)
+        ):
+            raise Unsupported("a resize given by scale factors only")
+        dims = window_dims(x.shape, self.spatial)
+        self.samples = call.place(x.samples, lambda where: along(where, dims, "it resizes"))
+        self.shape, self.size, self.args = x.shape, list(size), args
+        self.forward: Callable[..., Tensor] = call.op
+        name = call.name.removeprefix("aten::") + "_backward"
+        self.back: Callable[..., Tensor] = getattr(aten, name)
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        folded = fold(s[0], self.spatial)
+        shape = [folded.shape[0], *self.shape[1:]]
+        value = self.back(folded.contiguous(), self.size, shape, *self.args)
+        return [value.reshape(-1, *self.shape)]
+
+
+@register_rule(*_NEAREST)
+class Nearest(Resize):
+    """Copies of entries."""
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert m[0] is not None
+        (value,) = self.columns([m[0].unsqueeze(0)], wanted)
+        assert value is not None
+        return [value[0]]
+
+
+@register_rule(*_LINEAR)
+class Interpolated(Resize):
+    """Linear, cubic, with or without smoothing."""
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        value = m[0]
+        assert value is not None
+        for d in range(self.spatial):
+            a = self._matrix(d, value).square()
+            value = (value.movedim(2 + d, -1) @ a).movedim(-1, 2 + d)
+        return [value]
+
+    def _matrix(self, d: int, like: Tensor) -> Tensor:
+        """A_d: unit vectors along dimension d, constant along the others, whose rows sum to one."""
+        sizes = self.shape[2:]
+        unit = torch.eye(sizes[d], dtype=like.dtype, device=like.device)
+        shape = [sizes[d] if i == d else 1 for i in range(self.spatial)]
+        images = unit.reshape(sizes[d], 1, *shape).expand(sizes[d], 1, *sizes).contiguous()
+        out = self.forward(images, self.size, *self.args)[:, 0]
+        for i in reversed(range(self.spatial)):
+            if i != d:
+                out = out.select(1 + i, 0)
+        return out.mT

@@ -1,0 +1,176 @@
+"""What a rule is: the derivative of one call of one op, for columns and for diagonals.
+
+A rule is built while the model runs, from the op's arguments and its result. It says where the
+samples of the result lie and keeps what the derivative needs, no more. Later it carries columns or
+a diagonal from the result to the operands:
+
+    columns   s [V, *out] -> [V, *in],   s_in = J^T s, for all V columns and the whole batch at once
+    diagonal  m [*out]    -> [*in],      m_in[i] = sum_o J[o, i]² m[o]
+
+Operands that are the same for all samples and depend on parameters (a weight, or an expression of
+weights) get no column of their own: the rule describes how they enter as a ``Use``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from lapkernels.rules.samples import Samples, elementwise, follow
+from lapkernels.rules.uses import Use
+
+
+class Unsupported(NotImplementedError):
+    """A quantity that has no rule for an op, with the methods that do without it."""
+
+
+class Kept:
+    """A tensor that a rule needs later. The recorder copies it if the model overwrites it."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@dataclass(eq=False, slots=True)
+class Operand:
+    """A tensor argument of a call."""
+
+    tensor: Tensor
+    samples: Samples | None
+    active: bool
+    keep: Callable[[Tensor], Kept]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def is_weight(self) -> bool:
+        """Whether it depends on parameters and is the same for all samples."""
+        return self.active and self.samples is None
+
+    def kept(self) -> Kept:
+        """The tensor, safe from later writes."""
+        return self.keep(self.tensor)
+
+
+@dataclass
+class Call:
+    """One call of an op on ``count`` samples: its tensor arguments in order, and its results.
+
+    ``same`` groups the operands that are one value, as in ``x * x``. ``op`` does not write.
+    """
+
+    name: str
+    op: Callable[..., Any]
+    operands: list[Operand]
+    outputs: tuple[Tensor, ...]
+    keep: Callable[[Tensor], Kept]
+    count: int
+    same: list[list[int]]
+
+    @property
+    def out(self) -> Tensor:
+        return self.outputs[0]
+
+    def kept_output(self) -> Kept:
+        """The result, safe from later writes."""
+        return self.keep(self.out)
+
+    def elementwise(self) -> Samples | None:
+        """Samples in the result of a broadcast of all operands."""
+        if len(self.operands) == 1 and self.count > 1:
+            return self.operands[0].samples
+        return elementwise([(o.samples, o.shape) for o in self.operands], tuple(self.out.shape))
+
+    def move(self, samples: Samples | None, place: Callable[[Samples], Samples]) -> Samples | None:
+        """Samples in the result; in a batch of one there is nothing to follow."""
+        if samples is None:
+            return None
+        return follow(1, self.out.shape) if samples.count == 1 else place(samples)
+
+    def place(
+        self, samples: Samples | None, place: Callable[[Samples], Samples]
+    ) -> tuple[Samples | None, ...]:
+        """Samples in each result, where all results hold them in the same dimension."""
+        if samples is None:
+            return tuple(None for _ in self.outputs)
+        if samples.count == 1:
+            return tuple(follow(1, out.shape) for out in self.outputs)
+        placed = place(samples)
+        return tuple(placed for _ in self.outputs)
+
+    def everywhere(self) -> tuple[Samples | None, ...]:
+        """Samples in the results of a batch of one."""
+        some = any(operand.samples is not None for operand in self.operands)
+        return tuple(follow(1, out.shape) if some else None for out in self.outputs)
+
+    def arguments(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """The op's arguments by name, those not given with their defaults."""
+        given = _defaults(self.op)
+        return {**given, **dict(zip(given, args, strict=False)), **kwargs}
+
+
+@cache
+def _defaults(op: Any) -> dict[str, Any]:
+    """The names of an op's arguments in order, with their defaults."""
+    return {argument.name: argument.default_value for argument in op._schema.arguments}
+
+
+@dataclass
+class Rule:
+    """The derivative of one call. ``samples`` has an entry for each result of the op."""
+
+    samples: tuple[Samples | None, ...] = ()
+    uses: dict[int, Use] = field(default_factory=dict)
+
+    # Whether the rule reads its first operand's values, which an in-place op is about to overwrite.
+    reads_input = True
+    # Whether its columns are new tensors, which no one else holds.
+    makes_new = False
+    # Whether the result depends on the operands in a way that has a derivative.
+    differentiable = True
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Columns at the operands, from columns at the results; one entry for each operand."""
+        raise NotImplementedError
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        """Diagonals at the operands, from diagonals at the results."""
+        raise Unsupported("has no rule for the approximate diagonal")
+
+
+Builder = Callable[..., Rule]
+_RULES: dict[str, Builder] = {}
+B = TypeVar("B", bound=Builder)
+
+
+def register_rule(*names: str) -> Callable[[B], B]:
+    """Decorator: build the rule of the ops with these names, for example ``"aten::relu"``.
+
+    The builder is called as ``builder(call, *args, **kwargs)`` with the op's own arguments, tensors
+    as ``Operand``; it returns a ``Rule``. In-place variants are served by the same rule.
+    """
+
+    def add(builder: B) -> B:
+        for name in names:
+            _RULES[name] = builder
+        return builder
+
+    return add
+
+
+def builder_of(name: str) -> Builder | None:
+    """The builder of an op's rule, if there is one."""
+    return _RULES.get(name)
+
+
+def rule_names() -> list[str]:
+    """All ops that have a rule."""
+    return sorted(_RULES)

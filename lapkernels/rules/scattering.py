@@ -1,0 +1,102 @@
+"""Entries sent to places along a dimension: out = x, with entries of a source written or added.
+
+Operands are x, the index and, if it is a tensor, the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lapkernels.rules.reductions import dimensions
+from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.samples import MixesSamples, along, follow
+from lapkernels.rules.uses import own_copy
+
+_WHOLE = ("aten::index_add", "aten::index_copy", "aten::index_fill")
+
+
+@register_rule("aten::scatter", "aten::scatter_add", *_WHOLE)
+class Scatter(Rule):
+    """scatter sends single entries, index_add and index_copy whole slices of the source."""
+
+    reads_input = False
+
+    def __init__(
+        self,
+        call: Call,
+        x: Operand,
+        dim: int,
+        index: Operand,
+        source: Any = None,
+        *,
+        alpha: float = 1,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__()
+        if kwargs or alpha != 1 or source is None:
+            raise Unsupported("a reduction other than the sum, or a factor")
+        dims = dimensions(dim, len(x.shape))
+        if not dims:
+            raise Unsupported("a scatter of a number")
+        self.dim = dims[0]
+        self.index: Kept = index.kept()
+        self.adds = call.name in ("aten::scatter_add", "aten::index_add")
+        self.whole = call.name in _WHOLE
+        self.count = len(call.operands)
+        operands = [x, *([] if self.whole else [index])]
+        if isinstance(source, Operand) and source.tensor.dim() == len(x.shape):
+            operands.append(source)
+        elif isinstance(source, Operand) and (source.active or source.samples is not None):
+            raise Unsupported("a source of another rank")
+        if not self.whole and isinstance(source, Operand) and source.shape != index.shape:
+            raise Unsupported("a source with entries that are not sent")
+        if self.whole and index.samples is not None and call.count > 1:
+            raise MixesSamples("its index depends on the sample")
+        found = set()
+        for operand in operands:
+            found |= set(call.place(operand.samples, lambda where: along(where, dims, "it sends")))
+            where = operand.samples
+            if where is not None and operand.shape[where.dim] != x.shape[where.dim]:
+                raise MixesSamples("its index leaves out samples")
+        found -= {None}
+        if len(found) > 1:
+            raise MixesSamples("its operands hold their samples in different dimensions")
+        placed = found.pop() if found else None
+        self.samples = (placed,)
+        for operand, pull in ((x, self._old), (source, self._new)):
+            if placed is not None and isinstance(operand, Operand) and operand.is_weight:
+                at = next(i for i, other in enumerate(call.operands) if other is operand)
+                own = follow(1, operand.shape) if placed.count == 1 else placed
+                self.uses[at] = own_copy(operand.shape, own, pull)
+
+    def _old(self, s: Tensor) -> Tensor:
+        if self.adds:
+            return s
+        index = self.index.tensor
+        if self.whole:
+            return s.index_fill(1 + self.dim, index.reshape(-1), 0)
+        return s.scatter(1 + self.dim, index.expand(s.shape[0], *index.shape), 0)
+
+    def _new(self, s: Tensor) -> Tensor:
+        index = self.index.tensor
+        if self.whole:
+            return s.index_select(1 + self.dim, index.reshape(-1))
+        return s.gather(1 + self.dim, index.expand(s.shape[0], *index.shape))
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        one = s[0]
+        assert one is not None
+        result: list[Tensor | None] = [None] * self.count
+        if wanted[0]:
+            result[0] = self._old(one)
+        if self.count > 2 and wanted[2]:
+            result[2] = self._new(one)
+        return result
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert m[0] is not None
+        found = self.columns([m[0].unsqueeze(0)], wanted)
+        return [None if one is None else one[0] for one in found]

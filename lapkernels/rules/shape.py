@@ -1,0 +1,224 @@
+"""Ops that move entries and do not change them: every entry of the Jacobian is 0 or 1.
+
+A diagonal then passes as a column does, since J[o, i]² = J[o, i].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.rules.elementwise import sum_to_shape
+from lapkernels.rules.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.samples import MixesSamples, Samples, follow
+from lapkernels.rules.uses import own_copy
+
+
+class Movement(Rule):
+    """A rule with one way to pass columns and diagonals."""
+
+    reads_input = False
+
+    def __init__(self, call: Call, x: Operand) -> None:
+        super().__init__()
+        self.shape = x.shape
+
+    def pull(self, s: Tensor) -> Tensor:
+        """Columns [V, *in] from columns [V, *out]."""
+        raise NotImplementedError
+
+    def push(self, tensor: Tensor) -> Tensor | None:
+        """The op itself on a tensor [*in], if it is one to one."""
+        return None
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert s[0] is not None
+        return [self.pull(s[0]), *[None] * (len(wanted) - 1)]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        columns = [None if one is None else one.unsqueeze(0) for one in m]
+        return [None if one is None else one[0] for one in self.columns(columns, wanted)]
+
+
+@register_rule(
+    *("aten::view", "aten::_unsafe_view", "aten::reshape", "aten::_reshape_alias"),
+    *("aten::unsqueeze", "aten::squeeze", "aten::alias", "aten::lift_fresh"),
+)
+class Reshape(Movement):
+    """The same entries in the same order."""
+
+    def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
+        super().__init__(call, x)
+        new = tuple(call.out.shape)
+        self.samples = (call.move(x.samples, lambda where: where.reshaped(x.shape, new)),)
+        self.new = new
+
+    def push(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(self.new)
+
+    def pull(self, s: Tensor) -> Tensor:
+        return s.reshape(s.shape[0], *self.shape)
+
+
+@register_rule("aten::clone", "aten::_to_copy", "aten::contiguous")
+class Copy(Movement):
+    """The same tensor in another place, memory format or dtype."""
+
+    def __init__(self, call: Call, x: Operand, **kwargs: Any) -> None:
+        super().__init__(call, x)
+        self.samples = (call.move(x.samples, lambda where: where),)
+        self.dtype = x.tensor.dtype
+
+    def pull(self, s: Tensor) -> Tensor:
+        return s.to(self.dtype)
+
+
+@register_rule("aten::permute", "aten::transpose", "aten::t")
+class Permute(Movement):
+    """Dimensions in another order."""
+
+    def __init__(self, call: Call, x: Operand, *dims: Any) -> None:
+        super().__init__(call, x)
+        rank = len(x.shape)
+        order = list(range(rank))
+        if call.name == "aten::permute":
+            order = [d % rank for d in dims[0]]
+        elif rank > 1:
+            a, b = dims if dims else (0, 1)
+            order[a], order[b] = order[b], order[a]
+        self.samples = (call.move(x.samples, lambda where: where.permuted(order)),)
+        back = [order.index(d) for d in range(rank)]
+        self.back = [0, *(1 + d for d in back)]
+        self.order = order
+
+    def push(self, tensor: Tensor) -> Tensor:
+        return tensor.permute(self.order)
+
+    def pull(self, s: Tensor) -> Tensor:
+        return s.permute(self.back)
+
+
+@register_rule("aten::expand")
+class Expand(Movement):
+    """Entries repeated along new or single dimensions."""
+
+    def __init__(self, call: Call, x: Operand, size: list[int], **kwargs: Any) -> None:
+        super().__init__(call, x)
+        new = len(call.out.shape) - len(x.shape)
+        self.samples = (call.move(x.samples, lambda where: where.at(where.dim + new)),)
+
+    def pull(self, s: Tensor) -> Tensor:
+        return sum_to_shape(s, self.shape)
+
+
+@register_rule("aten::slice", "aten::select")
+class Part(Movement):
+    """A range or one entry of a dimension."""
+
+    def __init__(self, call: Call, x: Operand, dim: int = 0, *where: Any) -> None:
+        super().__init__(call, x)
+        self.dim = dim % len(x.shape)
+        self.select = call.name == "aten::select"
+        self.where = where
+        whole = call.out.shape == x.tensor.shape
+
+        def place(samples: Samples) -> Samples:
+            if samples.dim == self.dim and not whole:
+                given = [*where, None, None, None][:3]
+                first, step = given[0] or 0, given[2] or 1
+                if self.select or step != 1:
+                    raise MixesSamples(f"it takes a part of dimension {dim}, which holds samples")
+                return samples.block(first % x.shape[self.dim], call.out.shape[self.dim])
+            return samples.without([self.dim], keepdim=False) if self.select else samples
+
+        self.samples = (call.move(x.samples, place),)
+
+    def pull(self, s: Tensor) -> Tensor:
+        out = s.new_zeros(s.shape[0], *self.shape)
+        if self.select:
+            out.select(1 + self.dim, self.where[0]).copy_(s)
+        else:
+            torch.ops.aten.slice(out, 1 + self.dim, *self.where).copy_(s)
+        return out
+
+
+@register_rule(
+    *("aten::split", "aten::split_with_sizes", "aten::unbind"),
+    *("aten::unsafe_split", "aten::unsafe_split_with_sizes", "aten::chunk", "aten::unsafe_chunk"),
+)
+class Split(Movement):
+    """All parts of a dimension."""
+
+    def __init__(self, call: Call, x: Operand, *args: Any, dim: int = 0) -> None:
+        super().__init__(call, x)
+        self.unbind = call.name == "aten::unbind"
+        given = args[0 if self.unbind else 1 :]
+        self.dim = (given[0] if given else dim) % len(x.shape)
+        self.sizes = [1 if self.unbind else out.shape[self.dim] for out in call.outputs]
+
+        def place(samples: Samples, part: int) -> Samples:
+            if samples.dim != self.dim:
+                return samples.without([self.dim], keepdim=False) if self.unbind else samples
+            if self.unbind:
+                raise MixesSamples(f"it splits dimension {self.dim}, which holds samples")
+            return samples.block(sum(self.sizes[:part]), self.sizes[part])
+
+        self.samples = tuple(
+            call.place(x.samples, partial(place, part=part))[part]
+            for part in range(len(self.sizes))
+        )
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        some = next(one for one in s if one is not None)
+        out = some.new_zeros(some.shape[0], *self.shape)
+        first = 0
+        for one, size in zip(s, self.sizes, strict=True):
+            if one is not None:
+                part = out.narrow(1 + self.dim, first, size)
+                part.copy_(one.unsqueeze(1 + self.dim) if self.unbind else one)
+            first += size
+        return [out]
+
+
+@register_rule("aten::cat", "aten::stack")
+class Concatenate(Movement):
+    """Tensors one after the other along a dimension, old or new."""
+
+    def __init__(self, call: Call, parts: list[Operand], dim: int = 0) -> None:
+        super().__init__(call, parts[0])
+        rank = call.out.dim()
+        self.dim = dim % rank
+        self.stack = call.name == "aten::stack"
+        self.sizes = [1 if self.stack else part.shape[self.dim] for part in parts]
+
+        def place(samples: Samples) -> Samples:
+            if self.stack:
+                return samples.at(samples.dim + (samples.dim >= self.dim))
+            if samples.dim == self.dim:
+                return samples.joined([part.samples for part in parts])
+            return samples
+
+        found = {call.move(part.samples, place) for part in parts} - {None}
+        if len(found) > 1:
+            raise MixesSamples("its tensors hold their samples in different dimensions")
+        self.samples = (found.pop() if found else None,)
+        where = self.samples[0]
+        for index, part in enumerate(parts):
+            if where is not None and part.is_weight:
+                own = where.at(where.dim - (self.stack and where.dim > self.dim))
+                if where.count == 1:
+                    own = follow(1, part.shape)
+                self.uses[index] = own_copy(part.shape, own, partial(self._part, index))
+
+    def _part(self, index: int, s: Tensor) -> Tensor:
+        part = s.narrow(1 + self.dim, sum(self.sizes[:index]), self.sizes[index])
+        return part.squeeze(1 + self.dim) if self.stack else part
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        one = s[0]
+        assert one is not None
+        return [self._part(i, one) if want else None for i, want in enumerate(wanted)]

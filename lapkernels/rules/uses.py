@@ -1,0 +1,339 @@
+"""How a weight enters a call: what one layer's parameters contribute to the curvature.
+
+A use turns columns at the call's result into the Jacobian of the weight, one block for each sample,
+
+    G_{n,v} = d (s_v . out_n) / d weight,    [V, N, *weight.shape],
+
+and into sums over it. ``WeightUse`` covers every layer that is a correlation of its input with its
+weight; its sums are kernels that never hold G in memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lapkernels import ops
+from lapkernels.ops import Geometry
+from lapkernels.rules.samples import Samples, per_sample, spread, units
+
+# Entries of G that are in memory at a time where a sum needs G itself.
+CHUNK = 1 << 20
+
+
+class Use(ABC):
+    """One way a weight of shape ``shape`` enters one call of ``count`` samples."""
+
+    shape: tuple[int, ...]
+
+    @property
+    @abstractmethod
+    def count(self) -> int:
+        """Number of samples."""
+
+    @abstractmethod
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        """G of the samples in ``rows``, [V, n, *shape], from columns ``s`` [V, *out]."""
+
+    @abstractmethod
+    def squared(self, m: Tensor) -> Tensor:
+        """sum_n sum_j J_n[j, p]² m_n[j] for each entry p of the weight, from ``m`` [*out]."""
+
+    def squared_sum(self, s: Tensor) -> Tensor:
+        """sum_{n,v} G_{n,v}²."""
+        return torch.stack([g.square().sum((0, 1)) for _, g in self._chunks(s)]).sum(0)
+
+    def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
+        """sum_p variance[p] G_{n,v}[p]², [N, V]."""
+        return torch.cat(
+            [(g.flatten(2).square() @ variance.flatten()).T for _, g in self._chunks(s)]
+        )
+
+    def gram(self, s: Tensor, variance: Tensor) -> Tensor:
+        """sum_p G_{n,v}[p] variance[p] G_{n,v'}[p], [N, V, V]."""
+        parts = [g.flatten(2).transpose(0, 1) for _, g in self._chunks(s)]
+        return torch.cat([(g * variance.flatten()) @ g.mT for g in parts])
+
+    def _chunks(self, s: Tensor) -> Iterator[tuple[slice, Tensor]]:
+        for rows in row_chunks(self.count, s.shape[0] * prod(self.shape)):
+            yield rows, self.jacobian(s, rows)
+
+
+def row_chunks(count: int, entries: int) -> Iterator[slice]:
+    """Slices of samples such that ``entries`` numbers for each stay within ``CHUNK``."""
+    step = max(1, CHUNK // max(1, entries))
+    for first in range(0, count, step):
+        yield slice(first, min(first + step, count))
+
+
+@dataclass(frozen=True)
+class WeightUse(Use):
+    """A layer z = W * x described by a geometry; ``x()`` is [N, I, *in] or, for Linear, [N, T, I].
+
+    ``arrange`` turns columns at the call's result into [V, N, O, *out] ([V, N, T, O] for Linear).
+    ``flipped`` says that the weight is stored as [I, O], Linear only.
+    """
+
+    shape: tuple[int, ...]
+    geometry: Geometry
+    x: Callable[[], Tensor]
+    arrange: Callable[[Tensor], Tensor]
+    flipped: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.x().shape[0]
+
+    @property
+    def positions(self) -> int:
+        """T: how often the weight is applied in one sample."""
+        x = self.x()
+        if self.geometry.is_linear:
+            return x.shape[1:-1].numel()
+        return prod(self.geometry.output_size(tuple(x.shape[2:])))
+
+    def stored(self, value: Tensor, leading: int = 0) -> Tensor:
+        """A tensor [L.., O, I, *k] in the weight's own layout."""
+        value = value.mT if self.flipped else value
+        return value.reshape(*value.shape[:leading], *self.shape)
+
+    def canonical(self, value: Tensor) -> Tensor:
+        """A tensor of the weight's own layout as [O, I, *k]."""
+        if self.geometry.is_linear:
+            value = value.reshape(self.shape[-2:])
+            return value.mT if self.flipped else value
+        return value.reshape(*self.shape[:2], *self.geometry.kernel_size)
+
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        value = ops.jacobian(self.arrange(s)[:, rows], self.x()[rows], self.geometry)
+        return self.stored(value, 2)
+
+    def squared(self, m: Tensor) -> Tensor:
+        entry = self.arrange(m.unsqueeze(0))[0]
+        return self.stored(ops.squared_conv_weight(entry, self.x(), self.geometry))
+
+    def squared_sum(self, s: Tensor) -> Tensor:
+        entry = self.arrange(s)
+        if self.geometry.is_linear and self.positions == 1:
+            # G is an outer product: sum_v G² needs no more than the second moment of the columns.
+            same = entry.stride(1) == 0
+            m = (entry[:, :1] if same else entry).square().sum(0).expand(entry.shape[1:])
+            return self.stored(m[:, 0].mT @ self.x()[:, 0].square())
+        sparse = ops.mostly_zero(entry, self.geometry)
+        squared_sum = ops.sparse_squared_sum if sparse else ops.jacobian_squared_sum
+        return self.stored(squared_sum(entry, self.x(), self.geometry))
+
+    def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
+        entry = self.canonical(variance)
+        return ops.jacobian_squared_dot(self.arrange(s), self.x(), entry, self.geometry)
+
+    def gram(self, s: Tensor, variance: Tensor) -> Tensor:
+        entry = self.canonical(variance)
+        return ops.jacobian_gram(self.arrange(s), self.x(), entry, self.geometry)
+
+
+@dataclass(frozen=True)
+class ScaleUse(Use):
+    """out = factor * weight + ..., broadcast; no factor is a weight that is only added.
+
+    ``along`` is the shape in which the weight is broadcast, where that is not its own.
+    """
+
+    shape: tuple[int, ...]
+    samples: Samples
+    factor: Callable[[], Tensor] | None = None
+    along: tuple[int, ...] | None = None
+
+    @property
+    def count(self) -> int:
+        return self.samples.count
+
+    def has_samples(self, rank: int) -> bool:
+        """Whether the weight has an entry for each sample of a result with ``rank`` dimensions."""
+        along = self.along or self.shape
+        dim = self.samples.dim - (rank - len(along))
+        return self.count > 1 and dim >= 0 and along[dim] > 1
+
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        value = s if self.factor is None else s * self.factor()
+        sums = per_sample(value, self.samples, self.along or self.shape, rows)
+        return sums.reshape(*sums.shape[:2], *self.shape)
+
+    def squared_sum(self, s: Tensor) -> Tensor:
+        return self.jacobian(s).square().sum((0, 1))
+
+    def squared(self, m: Tensor) -> Tensor:
+        value = m if self.factor is None else m * self.factor().square()
+        sums = per_sample(value.unsqueeze(0), self.samples, self.along or self.shape)
+        return sums.sum((0, 1)).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class ProductUse(Use):
+    """Several weights, each in a product of its own: out[b, t] = x[b, t] weight[b].
+
+    ``x()`` is [N, B, T, I] and ``arrange`` turns columns into [V, N, B, T, O]. The weight is
+    [B, I, O], [B, O, I] if ``flipped``, or without those of its dimensions that have one entry.
+    """
+
+    shape: tuple[int, ...]
+    x: Callable[[], Tensor]
+    arrange: Callable[[Tensor], Tensor]
+    flipped: bool = False
+
+    @property
+    def count(self) -> int:
+        return self.x().shape[0]
+
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        g = self.x()[rows].mT @ self.arrange(s)[:, rows]
+        return (g.mT if self.flipped else g).reshape(*g.shape[:2], *self.shape)
+
+    def squared(self, m: Tensor) -> Tensor:
+        value = (self.x().square().mT @ self.arrange(m.unsqueeze(0))[0]).sum(0)
+        return (value.mT if self.flipped else value).reshape(self.shape)
+
+
+@dataclass(frozen=True)
+class OwnEntriesUse(Use):
+    """A weight with entries of its own for each sample, such as one that was repeated for them.
+
+    ``samples`` are those of the weight. ``gradient`` turns columns into d (s_v . out) / d weight,
+    [V, *shape], and ``squares`` a diagonal into sum_j J[j, p]² m[j]: entries of one sample meet
+    that sample only.
+    """
+
+    shape: tuple[int, ...]
+    samples: Samples
+    gradient: Callable[[Tensor], Tensor]
+    squares: Callable[[Tensor], Tensor]
+
+    @property
+    def count(self) -> int:
+        return self.samples.count
+
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        return spread(self.gradient(s), self.samples, rows)
+
+    def squared(self, m: Tensor) -> Tensor:
+        return self.squares(m)
+
+    def squared_sum(self, s: Tensor) -> Tensor:
+        return self.gradient(s).square().sum(0)
+
+    def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
+        return self.samples.split(self.gradient(s).square() * variance, 1).flatten(2).sum(2).T
+
+    def gram(self, s: Tensor, variance: Tensor) -> Tensor:
+        g = self.samples.split(self.gradient(s), 1).flatten(2).transpose(0, 1)
+        scale = self.samples.split(variance).flatten(1).unsqueeze(1)
+        return (g * scale) @ g.mT
+
+
+def own_copy(
+    shape: tuple[int, ...], samples: Samples, pull: Callable[[Tensor], Tensor]
+) -> OwnEntriesUse:
+    """Use of a weight whose entries are copied, each to a place of the sample it belongs to."""
+    return OwnEntriesUse(shape, samples, pull, lambda m: pull(m.unsqueeze(0))[0])
+
+
+@dataclass(frozen=True)
+class EmbeddingUse(Use):
+    """out = weight[index]. Rows that a sample does not read have no column and cost nothing."""
+
+    shape: tuple[int, ...]
+    samples: Samples
+    index: Callable[[], Tensor]
+    padding_idx: int = -1
+
+    @property
+    def count(self) -> int:
+        return self.samples.count
+
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        index, entry = self._tokens(s)
+        index, entry = index[rows], entry[:, rows]
+        g = entry.new_zeros(entry.shape[0], entry.shape[1], *self.shape)
+        for n, tokens in enumerate(index):
+            g[:, n].index_add_(1, tokens, entry[:, n])
+        return g
+
+    def squared(self, m: Tensor) -> Tensor:
+        index, entry = self._tokens(m.unsqueeze(0))
+        return m.new_zeros(self.shape).index_add_(0, index.flatten(), entry[0].flatten(0, 1))
+
+    def squared_sum(self, s: Tensor) -> Tensor:
+        rows, _, sums = self._sums(s)
+        return s.new_zeros(self.shape).index_add_(0, rows, sums.square().sum(0))
+
+    def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
+        rows, samples, sums = self._sums(s)
+        value = (sums.square() * variance[rows]).sum(2)
+        return s.new_zeros(self.count, s.shape[0]).index_add_(0, samples, value.T)
+
+    def gram(self, s: Tensor, variance: Tensor) -> Tensor:
+        rows, samples, sums = self._sums(s)
+        value = torch.einsum("vud,ud,wud->uvw", sums, variance[rows], sums)
+        return s.new_zeros(self.count, s.shape[0], s.shape[0]).index_add_(0, samples, value)
+
+    def _tokens(self, s: Tensor) -> tuple[Tensor, Tensor]:
+        """Index [N, T] and columns [V, N, T, D], those of the padding index set to zero."""
+        index = self.samples.split(self.index()).flatten(1)
+        entry = self.samples.split(s, 1).flatten(2, -2)
+        if self.padding_idx >= 0:
+            entry = entry * (index != self.padding_idx).to(entry.dtype).unsqueeze(-1)
+        return index, entry
+
+    def _sums(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Weight row [U], sample [U] and summed columns [V, U, D] of each row a sample reads."""
+        index, entry = self._tokens(s)
+        keys = index + self.shape[0] * torch.arange(len(index), device=index.device).unsqueeze(1)
+        unique, inverse = keys.flatten().unique(return_inverse=True)
+        sums = entry.new_zeros(entry.shape[0], len(unique), entry.shape[-1])
+        sums.index_add_(1, inverse, entry.flatten(1, 2))
+        return unique % self.shape[0], unique // self.shape[0], sums
+
+
+@dataclass(frozen=True)
+class GenericUse(Use):
+    """A weight in an op without a rule: one call of autograd for each sample and column. Slow.
+
+    ``samples`` are those of the result; ``pull(s)`` is d (s_v . out) / d weight, [V, *shape],
+    summed over samples.
+    """
+
+    shape: tuple[int, ...]
+    samples: Samples
+    pull: Callable[[Tensor], Tensor]
+
+    @property
+    def count(self) -> int:
+        return self.samples.count
+
+    def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        first, last, _ = rows.indices(self.count)
+        found = []
+        for part in row_chunks(last - first, s.numel()):
+            alone = spread(s, self.samples, slice(first + part.start, first + part.stop))
+            found.append(self.pull(alone.flatten(0, 1)).unflatten(0, alone.shape[:2]))
+        return torch.cat(found, 1)
+
+    def squared(self, m: Tensor) -> Tensor:
+        total = m.new_zeros(self.shape)
+        for unit, entry in units(m, self.samples):
+            g = self.jacobian(unit.unsqueeze(0))[0]
+            total += torch.tensordot(entry, g.square(), 1)
+        return total
+
+
+@dataclass(frozen=True)
+class CopyUse(GenericUse):
+    """A weight whose entries are copied to places that may depend on the sample: J is 0 or 1."""
+
+    def squared(self, m: Tensor) -> Tensor:
+        return self.pull(m.unsqueeze(0))[0]

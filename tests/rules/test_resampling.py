@@ -1,0 +1,63 @@
+"""Nearest, linear and cubic resizes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from lapkernels.rules import MixesSamples
+from tests.rules import check
+from tests.rules.calls import Case, aten, case, params, x
+
+IN = {1: (5,), 2: (4, 3), 3: (2, 3, 2)}
+OUT = {1: [8], 2: [7, 2], 3: [3, 4, 5]}
+
+
+def _sizes(name: str, spatial: int, *args: Any) -> list[Case]:
+    op = getattr(aten, name).default
+    return [
+        *case(f"{name}{args}", op, lambda: (x(3, 2, *IN[spatial]), OUT[spatial], *args)),
+        *case(
+            f"{name}{args}-merged",
+            op,
+            lambda: (x(6, 1, *IN[spatial], inner=2), OUT[spatial], *args),
+        ),
+    ]
+
+
+CASES: list[Case] = [
+    *(
+        c
+        for kind in ("upsample_nearest", "_upsample_nearest_exact")
+        for spatial in (1, 2, 3)
+        for c in _sizes(f"{kind}{spatial}d", spatial)
+    ),
+    *case(
+        "nearest-scales", aten.upsample_nearest2d.default, lambda: (x(3, 1, 3, 3), [4, 4], 1.5, 1.4)
+    ),
+    *(
+        c
+        for corners in (False, True)
+        for name, spatial in (
+            ("upsample_linear1d", 1),
+            ("upsample_bilinear2d", 2),
+            ("upsample_bicubic2d", 2),
+            ("upsample_trilinear3d", 3),
+        )
+        for c in _sizes(name, spatial, corners)
+    ),
+    *_sizes("_upsample_bilinear2d_aa", 2, False),
+    *_sizes("_upsample_bicubic2d_aa", 2, False),
+    *_sizes("upsample_bilinear2d", 2, False, 1.7, 0.6),
+]
+
+
+@pytest.mark.parametrize("one", params(CASES))
+def test_rule(one: Case) -> None:
+    check.rule(one)
+
+
+def test_over_samples_is_refused() -> None:
+    (one, _) = case("over", aten.upsample_nearest1d.default, lambda: (x(2, 2, 3, dim=2), [6]))
+    check.refused(one, MixesSamples, "samples")
