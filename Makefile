@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo test lint format bench bench-peers clean venv
+.PHONY: demo test test-slow lint format bench bench-peers clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -32,8 +32,12 @@ $(LIBRARY): setup.py $(filter csrc/%,$(NATIVE_SOURCES)) | $(INSTALLED)
 demo: venv
 	$(BIN)/python -m lapkernels demo $(ARGS)
 
+# Those marked slow, of minutes, are for `make test-slow`.
 test: venv
-	$(BIN)/python -m pytest -n 2 -q $(ARGS)
+	$(BIN)/python -m pytest -n 2 -q -m "not slow" $(ARGS)
+
+test-slow: venv
+	$(BIN)/python -m pytest -n 2 -q -m slow $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

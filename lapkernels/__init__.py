@@ -1,8 +1,56 @@
 """Compiled kernels for the curvature of Bayesian neural networks in torch."""
 
-from lapkernels import ops
+from lapkernels import likelihoods, ops
+from lapkernels.curvature import (
+    Blocks,
+    CorrectedKronecker,
+    Diagonal,
+    Eigenbasis,
+    Factors,
+    Full,
+    Kronecker,
+    LowRank,
+    Refused,
+    blocks,
+    diag,
+    full,
+    ggn_product,
+    hessian_diag,
+    kron,
+    kron_corrected,
+    low_rank,
+    predictive_covariance,
+    predictive_variance,
+    propagated_variance,
+)
 from lapkernels.kernels import use_backend
+from lapkernels.rules import register_rule
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["ops", "use_backend"]
+__all__ = [
+    "Blocks",
+    "CorrectedKronecker",
+    "Diagonal",
+    "Eigenbasis",
+    "Factors",
+    "Full",
+    "Kronecker",
+    "LowRank",
+    "Refused",
+    "blocks",
+    "diag",
+    "full",
+    "ggn_product",
+    "hessian_diag",
+    "kron",
+    "kron_corrected",
+    "likelihoods",
+    "low_rank",
+    "ops",
+    "predictive_covariance",
+    "predictive_variance",
+    "propagated_variance",
+    "register_rule",
+    "use_backend",
+]

@@ -6,6 +6,11 @@ import pytest
 import torch
 
 
+def pytest_configure() -> None:
+    """One thread in each process: tests run in parallel, and their tensors are small."""
+    torch.set_num_threads(1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips the tests marked `gpu` where there is no CUDA device."""
     if not torch.cuda.is_available():

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from lapkernels.demo import curvature, data, main, model
+from lapkernels.demo import data, main
 
 
 def test_demo_compares_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,21 +48,3 @@ def test_drawn_digits_are_images() -> None:
     assert images.shape == (50, 1, 8, 8)
     assert images.min() >= 0 and images.max() <= 1
     assert images.std(0).mean() > 0.05
-
-
-def test_predictive_variance_is_that_of_the_full_jacobian() -> None:
-    torch.manual_seed(0)
-    network = model.autoencoder((12, 12)).double()
-    x = torch.rand(2, 1, 12, 12, dtype=torch.float64)
-    precision = {name: 1 + torch.rand_like(p.detach()) for name, p in network.named_parameters()}
-    variance = curvature.predictive_variance(network, x, precision)
-    parameters = dict(network.named_parameters())
-    for n in (0, 1):
-        jacobian = torch.func.jacrev(
-            lambda values, n=n: torch.func.functional_call(network, values, (x[n : n + 1],))
-        )(parameters)
-        shares = [
-            (j.flatten(4).square() / precision[name].flatten()).sum(4)[0]
-            for name, j in jacobian.items()
-        ]
-        torch.testing.assert_close(variance[n], torch.stack(shares).sum(0))

@@ -15,7 +15,7 @@ LAYERS: tuple[frozenset[str], ...] = (
     frozenset({"__init__", "__main__", "info", "demo"}),
     frozenset({"laplace", "variational", "autoencoder", "l2m"}),
     frozenset({"curvature"}),
-    frozenset({"rules"}),
+    frozenset({"rules", "likelihoods"}),
     frozenset({"ops"}),
     frozenset({"kernels"}),
 )

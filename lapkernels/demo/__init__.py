@@ -10,15 +10,19 @@ import argparse
 import copy
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from lapkernels.demo import curvature, data, model, picture
+from lapkernels.curvature import diag, predictive_variance
+from lapkernels.demo import data, model, picture
 from lapkernels.demo.memory import peak_extra_memory
+from lapkernels.likelihoods import Gaussian
+
+Diagonal = Mapping[str, Tensor]
 
 # Up to this many outputs an image is small: the posterior is fitted from all columns, not from
 # random ones, and one thread is used, as waiting for a second costs more than it does.
@@ -79,16 +83,15 @@ def run(arguments: argparse.Namespace, images: data.Images, source: str) -> None
 
     method = "exact" if small else "mc"
     start = time.perf_counter()
-    precision = curvature.posterior_precision(
-        autoencoder, train, method, noise, arguments.prior_precision
-    )
+    curvature = diag(autoencoder, train.split(128), Gaussian(noise), method, samples=8)
+    variance = {name: 1 / (d + arguments.prior_precision) for name, d in curvature.items()}
     print(f"posterior from all training images ({method}): {time.perf_counter() - start:.1f} s")
     examples = data.examples(test)
     start = time.perf_counter()
     shown = torch.cat([group for _, group in examples])
     with torch.no_grad():
         mean = autoencoder(shown)
-        deviation = curvature.predictive_variance(autoencoder, shown, precision).sqrt()
+        deviation = predictive_variance(autoencoder, shown, variance).sqrt()
     print(f"predictive variance of {len(shown)} images: {time.perf_counter() - start:.2f} s")
     first = 0
     for name, group in examples:
@@ -108,13 +111,13 @@ def run(arguments: argparse.Namespace, images: data.Images, source: str) -> None
 def compare(autoencoder: torch.nn.Sequential, x: Tensor) -> list[Row]:
     """Time, peak extra memory and error of each method, against autograd in float64."""
     double = copy.deepcopy(autoencoder).double()
-    methods: dict[str, Callable[[Tensor], curvature.Diagonal]] = {
-        "autograd, float64": lambda x: curvature.by_autograd(double, x.double()),
-        "approx": lambda x: curvature.approx(autoencoder, x),
-        "exact": lambda x: curvature.exact(autoencoder, x),
-        "mc, 8 columns": lambda x: curvature.monte_carlo(autoencoder, x, columns=8),
+    methods: dict[str, Callable[[Tensor], Diagonal]] = {
+        "autograd, float64": lambda x: by_autograd(double, x.double()),
+        "approx": lambda x: diag(autoencoder, x, method="approx"),
+        "exact": lambda x: diag(autoencoder, x, method="exact"),
+        "mc, 8 columns": lambda x: diag(autoencoder, x, method="mc", samples=8),
     }
-    oracle: curvature.Diagonal = {}
+    oracle: Diagonal = {}
     rows: list[Row] = []
     for name, method in methods.items():
         method(x[:1])  # The first call loads code and starts threads.
@@ -127,9 +130,19 @@ def compare(autoencoder: torch.nn.Sequential, x: Tensor) -> list[Row]:
     return rows
 
 
-def timed(
-    method: Callable[[Tensor], curvature.Diagonal], x: Tensor
-) -> tuple[curvature.Diagonal, float]:
+def by_autograd(model: torch.nn.Module, x: Tensor) -> Diagonal:
+    """The exact diagonal from one backward pass for every sample and output."""
+    parameters = dict(model.named_parameters())
+    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for sample in x:
+        for output in model(sample.unsqueeze(0)).flatten():
+            grads = torch.autograd.grad(output, list(parameters.values()), retain_graph=True)
+            for name, grad in zip(total, grads, strict=True):
+                total[name] += grad.square()
+    return total
+
+
+def timed(method: Callable[[Tensor], Diagonal], x: Tensor) -> tuple[Diagonal, float]:
     """A method's result and the seconds it took."""
     start = time.perf_counter()
     return method(x), time.perf_counter() - start

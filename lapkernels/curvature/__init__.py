@@ -1,0 +1,37 @@
+"""Curvature of a model on data: tensors by parameter name."""
+
+from lapkernels.curvature.blocks import Blocks, blocks
+from lapkernels.curvature.diag import diag
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.full import Full, full
+from lapkernels.curvature.hessian import hessian_diag
+from lapkernels.curvature.kron import kron
+from lapkernels.curvature.kron_corrected import CorrectedKronecker, Eigenbasis, kron_corrected
+from lapkernels.curvature.kronecker import Factors, Kronecker
+from lapkernels.curvature.low_rank import LowRank, ggn_product, low_rank
+from lapkernels.curvature.predictive import predictive_covariance, predictive_variance
+from lapkernels.curvature.propagated import propagated_variance
+from lapkernels.curvature.state import Diagonal
+
+__all__ = [
+    "Blocks",
+    "CorrectedKronecker",
+    "Diagonal",
+    "Eigenbasis",
+    "Factors",
+    "Full",
+    "Kronecker",
+    "LowRank",
+    "Refused",
+    "blocks",
+    "diag",
+    "full",
+    "ggn_product",
+    "hessian_diag",
+    "kron",
+    "kron_corrected",
+    "low_rank",
+    "predictive_covariance",
+    "predictive_variance",
+    "propagated_variance",
+]

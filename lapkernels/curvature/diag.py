@@ -1,0 +1,176 @@
+"""The diagonal of the Gauss-Newton matrix, by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.explain import explanation
+from lapkernels.curvature.hessian import hessian_diag
+from lapkernels.curvature.mixed import Moment, features, pull_mixed
+from lapkernels.curvature.passes import Pass, Route, passes
+from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.state import Diagonal, Summary
+from lapkernels.curvature.walk import Collector, Share, pull_diagonal
+from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.rules.windows import Window, window_squares
+
+Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
+Sampler = Literal["labels", "signs"]
+
+
+@torch.no_grad()
+def diag(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    method: Method = "exact",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    sampler: Sampler = "labels",
+    threshold: float = 1024,
+    memory_budget: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    explain: bool = False,
+    route: Route = "auto",
+) -> Diagonal:
+    r"""Diagonal of :math:`H = \sum_n J_n^T H_n J_n`, one tensor for each parameter, of its shape.
+
+    ``data`` is a batch of inputs, a pair (inputs, labels), or an iterable of such batches; the
+    result is the sum over all samples. ``method``:
+
+    - ``exact``: all columns of the factor of :math:`H_n`;
+    - ``mc``: an unbiased estimate from ``samples`` columns, scores at labels drawn from the model
+      (``sampler="labels"``) or all columns with random signs (``"signs"``);
+    - ``empirical``: squared gradients at the true labels;
+    - ``approx``: only the diagonal of the second derivative is passed from op to op;
+    - ``mixed``: exact at values of at most ``threshold`` features a sample, approx elsewhere;
+    - ``hessian``: the Hessian of the loss at the true labels, by Hessian-vector products.
+
+    ``params`` chooses parameters: names of parameters or modules, a compiled pattern, a predicate
+    of name and parameter; all that require a gradient by default. ``output`` picks a tensor out of
+    what the model returns. ``memory_budget`` bounds the bytes of columns on their way. ``explain``
+    prints a table of what is carried to each layer, at which cost, for the first batch.
+    """
+    if method not in get_args(Method):
+        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
+    if not threshold >= 0:
+        raise ValueError(f"threshold={threshold} must be a number of features, or infinity")
+    if method == "hessian":
+        return hessian_diag(
+            model,
+            data,
+            likelihood,
+            params=params,
+            output=output,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+    noise = resolve(likelihood)
+    chosen, batches = passes(
+        model,
+        data,
+        params=params,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+        route=route,
+    )
+    total = SquaredSum(chosen)
+    count = 0
+    for one in batches:
+        noise.check(one.prediction, one.target)
+        if method in ("approx", "mixed") and one.plan.trace.opaque:
+            raise Refused(
+                f"{one.plan.trace.opaque[0]}, through which no diagonal can be passed; methods "
+                "'exact', 'mc' and 'empirical' work"
+            )
+        if explain and count == 0:
+            print(explanation(one, noise, method, samples))
+        if method == "approx":
+            pull_diagonal(one.plan, noise.diagonal(one.prediction, one.target), total.add)
+        elif method == "mixed":
+            mixed_into(one, noise, threshold, total)
+        else:
+            columns_into(one, noise, method, samples, sampler, generator, total)
+        count += one.count
+    return Diagonal(total.values, Summary.of(count, chosen, method, noise))
+
+
+def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: SquaredSum) -> None:
+    """Carry M back, exact up to a number of features."""
+    f, y = one.prediction, one.target
+    if features(one.plan.trace.output) > threshold:
+        start = Moment(diagonal=likelihood.diagonal(f, y))
+        pull_mixed(one.plan, start, threshold, total, total.add)
+        return
+    columns = likelihood.columns(f, y)
+    for first, last in one.chunks(columns.count):
+        start = Moment({0: columns.chunk(first, last)})
+        pull_mixed(one.plan, start, threshold, total, total.add)
+
+
+def columns_into(
+    one: Pass,
+    likelihood: Likelihood,
+    method: str,
+    samples: int,
+    sampler: Sampler,
+    generator: torch.Generator | None,
+    collector: Collector,
+) -> None:
+    """Carry the columns of a method back to a collector."""
+    f, y = one.prediction, one.target
+    if method == "exact":
+        columns = likelihood.columns(f, y)
+        one.pull_quadratic(columns, collector)
+    elif method == "empirical":
+        if y is None:
+            raise ValueError("method 'empirical' needs labels: give batches (inputs, labels)")
+        one.pull(1, lambda first, last: likelihood.score(f, y).unsqueeze(0), collector)
+    else:
+        if samples < 1:
+            raise ValueError(f"samples={samples} must be positive")
+        if sampler not in get_args(Sampler):
+            raise ValueError(f"sampler={sampler!r} must be one of {get_args(Sampler)}")
+
+        def draw(first: int, last: int) -> Tensor:
+            if sampler == "signs":
+                columns = likelihood.columns(f, y)
+                parts = [columns.signs(generator) for _ in range(first, last)]
+            else:
+                parts = [likelihood.sampled_column(f, generator, y) for _ in range(first, last)]
+            return torch.cat(parts) / samples**0.5
+
+        one.pull(samples, draw, collector)
+
+
+class SquaredSum(Collector):
+    """sum_{n,v} G_{n,v}², for each parameter."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.values = {name: torch.zeros_like(p) for name, p in parameters.items()}
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a parameter's share."""
+        self.values[name] += value
+
+    def share(self, share: Share, s: Tensor) -> None:
+        self.add(share.name, share.to_parameter(share.use.squared_sum(s)))
+
+    def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
+        self.add(name, g.square().sum((0, 1)))
+
+    def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
+        value = window_squares(share.use, window)
+        if value is None:
+            super().window(share, window, size)
+        else:
+            self.add(share.name, share.to_parameter(value))

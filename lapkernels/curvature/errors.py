@@ -1,0 +1,9 @@
+"""Errors of the curvature engine."""
+
+
+class Refused(RuntimeError):
+    """A quantity that cannot be computed rightly: where, why, and what would work."""
+
+
+class SamplesLost(Refused):
+    """It cannot be told which entry belongs to which sample."""

@@ -1,0 +1,102 @@
+r"""The whole curvature matrix, in the order of ``torch.nn.utils.parameters_to_vector``.
+
+Gauss-Newton: :math:`\sum_n J_n^T H_n J_n`, or its sampled or empirical sibling. Hessian: the second
+derivative of the summed negative log-likelihood, which may be indefinite.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.diag import Sampler, columns_into
+from lapkernels.curvature.explain import explanation
+from lapkernels.curvature.hessian import hessian_rows
+from lapkernels.curvature.joint import LIMIT, JointBlocks
+from lapkernels.curvature.passes import Route, passes
+from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.state import Summary, slices_of
+from lapkernels.likelihoods import resolve
+
+Method = Literal["exact", "mc", "empirical", "hessian"]
+
+
+@dataclass(frozen=True)
+class Full:
+    """A curvature matrix [P, P], a sum over ``summary.count`` samples.
+
+    ``slices`` says where each parameter lies, flattened row-major.
+    """
+
+    matrix: Tensor
+    slices: dict[str, slice]
+    summary: Summary
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return self.summary.count
+
+    def block(self, row: str, column: str | None = None) -> Tensor:
+        """Rows of one parameter, columns of another, or of the same."""
+        return self.matrix[self.slices[row], self.slices[column or row]]
+
+    def merge(self, other: Full) -> Full:
+        """The matrix of both data sets together."""
+        summary = self.summary.merged(other.summary)
+        return Full(self.matrix + other.matrix, self.slices, summary)
+
+
+def full(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    method: Method = "exact",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    sampler: Sampler = "labels",
+    memory_budget: int | None = None,
+    limit: int = LIMIT,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    explain: bool = False,
+    route: Route = "auto",
+) -> Full:
+    """The matrix of all chosen parameters. More than ``limit`` bytes are refused."""
+    if method not in get_args(Method):
+        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
+    noise = resolve(likelihood)
+    chosen, batches = passes(
+        model,
+        data,
+        params=params,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+        route=route,
+    )
+    total = JointBlocks(chosen, {"": list(chosen)}, limit)
+    matrix, count = total.matrices[""], 0
+    if method == "hessian":
+
+        def add(first: int, rows: Tensor) -> None:
+            matrix[first : first + len(rows)] += rows
+
+        options: dict[str, Any] = {"output": output, "progress": progress}
+        count = hessian_rows(
+            model, data, noise, chosen, add, memory_budget=memory_budget, **options
+        )
+    else:
+        with torch.no_grad():
+            for one in batches:
+                noise.check(one.prediction, one.target)
+                if explain and count == 0:
+                    print(explanation(one, noise, method, samples, joint=True))
+                columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
+                count += one.count
+    return Full(matrix, slices_of(chosen), Summary.of(count, chosen, method, noise))

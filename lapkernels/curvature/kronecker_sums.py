@@ -1,0 +1,273 @@
+"""Adding up Kronecker factors: what each use of a parameter contributes, by its kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels import ops
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.kronecker import Factors, same_entries
+from lapkernels.curvature.parameter_uses import (
+    ParameterUses,
+    Place,
+    added_positions,
+    features_last,
+    matrix_entries,
+    matrix_shape,
+    token_columns,
+    token_indices,
+    tokens_read,
+)
+from lapkernels.curvature.passes import Pass
+from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
+from lapkernels.curvature.walk import Share
+from lapkernels.ops import Geometry
+from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse, row_chunks
+from lapkernels.rules.windows import Window
+
+# Bytes that one factor may have where it is as large as a parameter squared.
+LIMIT = 1 << 30
+
+
+@dataclass
+class Sums:
+    """What has been added up for one parameter, of one ``kind``."""
+
+    kind: type
+    output: Tensor
+    input: Tensor | None = None
+    entries: Tensor | None = None
+    groups: int = 1
+    pending: list[Tensor] = field(default_factory=list)
+
+
+class KroneckerSums(StepCollector):
+    """Sums of the factors of all parameters over batches."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], reduce: bool) -> None:
+        self.parameters = parameters
+        self.reduce = reduce
+        self.sums: dict[str, Sums] = {}
+        self._several: set[str] = set()
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def begin(self, one: Pass) -> Pass:
+        """Start a batch: sort the uses by kind, add the input factors, which need no columns."""
+        uses = ParameterUses.of(one.plan)
+        shares: dict[Place, Share] = {}
+        self._several = set()
+        for name in self.parameters:
+            found = uses.direct.get(name, {})
+            kind = _kind(name, found.values(), uses)
+            if kind is None:
+                continue
+            several = len(found) > 1
+            self._start(name, kind, list(found.values()))
+            if kind is Block and (several or name in uses.others):
+                # Cross terms between uses: left to the walk, which adds up the Jacobians.
+                continue
+            shares.update(found)
+            if several:
+                self._several.add(name)
+            all_uses = [share.use for share in found.values()]
+            if kind is WeightUse:
+                self._add_weight_input(name, [u for u in all_uses if isinstance(u, WeightUse)])
+            elif kind is EmbeddingUse:
+                tables = [u for u in all_uses if isinstance(u, EmbeddingUse)]
+                self._add_embedding_input(name, tables)
+        plan = replace(one, plan=replace(one.plan, shares=shares))
+        return SteppedPass.of(plan) if self.reduce and self._several else plan
+
+    def share(self, share: Share, s: Tensor) -> None:
+        sums, use = self.sums[share.name], share.use
+        if sums.kind is Block:
+            for rows in row_chunks(use.count, s.shape[0] * prod(use.shape)):
+                self._add_block(sums, jacobian_rows(share, s, rows))
+        elif isinstance(use, WeightUse):
+            self._add_output(share.name, use.arrange(s), use.geometry, s)
+        elif isinstance(use, EmbeddingUse):
+            self._add_output(share.name, token_columns(use, s), Geometry(), s)
+        else:
+            assert isinstance(use, ScaleUse)
+            self._add_output(share.name, added_positions(use, s), Geometry(), s)
+
+    def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
+        use, ones = share.use, (1,) * len(size)
+        weight = isinstance(use, WeightUse) and len(use.geometry.kernel_size) == len(size)
+        added = isinstance(use, ScaleUse) and (use.along or use.shape)[1:] == ones
+        if self.sums[share.name].kind is Block or not (weight or added):
+            super().window(share, window, size)
+            return
+        # Where a window lies does not matter to an output factor: a lane is a sample.
+        geometry = use.geometry if isinstance(use, WeightUse) else Geometry.conv(ones)
+        self._add_output(share.name, window.s.movedim(-1, 1), geometry, window.s)
+
+    def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
+        sums = self.sums.get(name)
+        if sums is None or sums.kind is not Block:
+            raise Refused(
+                f"{name} has no Kronecker factors: only its gradient as a whole is known. diag, "
+                "blocks and full work, or leave it out with params="
+            )
+        self._add_block(sums, g.reshape(*g.shape[:2], -1))
+
+    def finish(self) -> None:
+        """Add the outer products of sums over several uses, which are complete now."""
+        for name in self._several:
+            sums = self.sums[name]
+            if sums.pending:
+                total = torch.stack(sums.pending).sum(0).unsqueeze(2)
+                linear = Geometry(groups=sums.groups)
+                ops.kronecker_output(total, linear, out=sums.output)
+                sums.pending.clear()
+
+    def factors(self, name: str, count: int) -> Factors:
+        """The result for a parameter."""
+        shape = tuple(self.parameters[name].shape)
+        sums = self.sums.get(name)
+        if sums is not None:
+            return Factors(shape, count, sums.output, sums.input, sums.entries)
+        zeros = self.parameters[name].new_zeros
+        if len(shape) < 2:
+            return Factors(shape, count, zeros(1, prod(shape), prod(shape)), used=False)
+        out, features = shape[0], prod(shape[1:])
+        inputs = zeros(1, features, features)
+        return Factors(shape, count, zeros(1, out, out), inputs, used=False)
+
+    def _start(self, name: str, kind: type, shares: list[Share]) -> None:
+        """Make room for a parameter's sums, or check that this batch uses it as others did."""
+        parameter, use = self.parameters[name], shares[0].use if shares else None
+        zeros, size = parameter.new_zeros, prod(parameter.shape)
+        if isinstance(use, WeightUse) and kind is WeightUse:
+            layouts = [matrix_entries(share, parameter) for share in shares]
+            weights = [share.use for share in shares if isinstance(share.use, WeightUse)]
+            shapes = {matrix_shape(one) for one in weights}
+            if len(shapes) > 1 or any(not same_entries(layouts[0], one) for one in layouts[1:]):
+                raise Refused(_tied(name, "as weights of different layouts"))
+            g, out, features = matrix_shape(use)
+            inputs = zeros(g, features, features)
+            made = Sums(kind, zeros(g, out, out), inputs, layouts[0], g)
+        elif isinstance(use, EmbeddingUse) and kind is EmbeddingUse:
+            rows, width = use.shape
+            if self.reduce:
+                _check_size(name, rows, parameter, "sharing='expand', where it is diagonal,")
+            inputs = zeros(1, rows, rows) if self.reduce else zeros(1, rows)
+            order = torch.arange(size, device=parameter.device).reshape(1, rows, width)
+            made = Sums(kind, zeros(1, width, width), inputs, order.mT)
+        else:
+            _check_size(name, size, parameter, "diag or params= without it")
+            made = Sums(kind, zeros(1, size, size))
+        known = self.sums.setdefault(name, made)
+        if (known.kind, known.groups) != (kind, made.groups) or not same_entries(
+            known.entries, made.entries
+        ):
+            raise Refused(f"{name} is used as another kind of weight in another batch")
+
+    def _add_weight_input(self, name: str, uses: Sequence[WeightUse]) -> None:
+        total = self.sums[name].input
+        positions = sum(use.positions for use in uses)
+        if positions == 0:
+            return
+        scale = positions ** (-2.0 if self.reduce else -1.0)
+        if self.reduce and len(uses) > 1:
+            sums = [ops.unfolded(use.x(), use.geometry).sum(2) for use in uses]
+            mean = torch.stack(sums).sum(0) / positions
+            assert total is not None
+            total += torch.einsum("nga,ngb->gab", mean, mean)
+            return
+        for use in uses:
+            ops.kronecker_input(use.x(), use.geometry, reduce=self.reduce, out=total, scale=scale)
+
+    def _add_embedding_input(self, name: str, uses: Sequence[EmbeddingUse]) -> None:
+        total = self.sums[name].input
+        assert total is not None
+        tokens = torch.cat([token_indices(use) for use in uses], 1)
+        count, positions = tokens.shape
+        read = torch.cat([tokens_read(use) for use in uses], 1)
+        weight = read.to(total.dtype) / positions
+        if self.reduce:
+            mean = total.new_zeros(count, total.shape[1]).scatter_add_(1, tokens, weight)
+            total += mean.T @ mean
+        else:
+            total[0].index_add_(0, tokens.flatten(), weight.flatten())
+
+    def _add_output(self, name: str, s: Tensor, geometry: Geometry, given: Tensor) -> None:
+        """Add B of columns [V, N, O, *out] ([V, N, T, O] for Linear), a view of ``given``."""
+        sums = self.sums[name]
+        if self.reduce and name in self._several:
+            sums.pending.append(features_last(s, geometry).sum(2))
+            return
+        view = features_last(s, geometry)
+        last = self._last
+        if last is not None and last[0] is given and sums.groups == 1 and _same(last[1], view):
+            sums.output += last[2]
+            return
+        value = ops.kronecker_output(s, geometry, reduce=self.reduce)
+        sums.output += value
+        # A layer's bias has the columns of its weight.
+        self._last = (given, view, value) if sums.groups == 1 else None
+
+    def _add_block(self, sums: Sums, g: Tensor) -> None:
+        flat = g.flatten(0, 1)
+        sums.output[0].addmm_(flat.T, flat)
+
+
+class Block:
+    """The kind of parameters that have an exact block."""
+
+
+def _kind(name: str, shares: Iterable[Share], uses: ParameterUses) -> type | None:
+    """What a parameter is in this batch; None if it is not used."""
+    if name in uses.products:
+        raise Refused(
+            f"{name} has no Kronecker factors: {uses.products[name]} makes a weight out of it. "
+            "diag, blocks and full work, or leave it out with params="
+        )
+    kinds = {_kind_of(share) for share in shares}
+    if name in uses.others:
+        kinds.add(Block)
+    if len(kinds) <= 1:
+        return kinds.pop() if kinds else None
+    if kinds <= {ScaleUse, Block}:
+        return Block
+    words = {
+        WeightUse: "a weight",
+        EmbeddingUse: "an embedding",
+        ScaleUse: "a bias",
+        Block: "a scale or in an op without a rule",
+    }
+    raise Refused(_tied(name, "as " + " and as ".join(sorted(words[kind] for kind in kinds))))
+
+
+def _kind_of(share: Share) -> type:
+    use = share.use
+    if isinstance(use, WeightUse | EmbeddingUse):
+        # An embedding of a view has rows that are not those of the parameter.
+        return Block if isinstance(use, EmbeddingUse) and share.chain else type(use)
+    return ScaleUse if isinstance(use, ScaleUse) and use.factor is None else Block
+
+
+def _tied(name: str, how: str) -> str:
+    return (
+        f"{name} has no Kronecker factors: it is used several times, {how}. diag, blocks and full "
+        "work, or leave it out with params="
+    )
+
+
+def _check_size(name: str, rows: int, parameter: Tensor, instead: str) -> None:
+    size = rows * rows * parameter.element_size()
+    if size > LIMIT:
+        raise Refused(
+            f"{name} would need a factor [{rows}, {rows}] of {size / 2**30:.1f} GiB, more than "
+            f"{LIMIT / 2**30:.0f} GiB; use {instead}"
+        )
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    same = a.data_ptr() == b.data_ptr() and a.shape == b.shape
+    return same and a.stride() == b.stride()

@@ -1,0 +1,326 @@
+"""Exact curvature by locality: columns of an image-shaped output, carried as windows.
+
+A column that starts at one output pixel touches its receptive field only. The columns of a tile of
+pixels go back together as windows, through convolutions, activations, batch norms and sums, and the
+cost is linear in the number of pixels. Where windows grow as large as the image, or an op has no
+rule for them, they are placed into images and go on as plain columns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from math import prod
+
+from torch import Tensor
+
+from lapkernels.curvature.trace import Node, Value
+from lapkernels.curvature.walk import (
+    Collector,
+    Plan,
+    Section,
+    accumulate,
+    hand_out,
+    naming,
+    pull_weights,
+)
+from lapkernels.rules.affine import Convolution
+from lapkernels.rules.elementwise import Sum
+from lapkernels.rules.windows import (
+    POINTWISE,
+    NotAligned,
+    Place,
+    Window,
+    derivatives,
+    gather,
+    place_below,
+    windows_below,
+)
+
+# Windows pay if images would be this many times larger: they are carried by smaller products.
+LEAST_SAVING = 1.5
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Windows of every value that has them, for the pixels p = residue + multiple * q.
+
+    ``entries`` are the most numbers that one column of a sample has alive at a node, ``saving`` is
+    how many times more all of them would be as images.
+    """
+
+    multiple: tuple[int, ...]
+    places: dict[int, Place]
+    entries: int
+    saving: float
+
+    @classmethod
+    def of(cls, plan: Plan, section: Section, residue: tuple[int, ...] | None = None) -> Layout:
+        """The layout of a section whose columns start at pixels."""
+        dims = len(section.entry.shape) - 2
+        multiple = [1] * dims
+        while True:
+            try:
+                return cls._placed(plan, section, tuple(multiple), residue or (0,) * dims)
+            except NotAligned as error:
+                multiple[error.dim] *= error.factor
+
+    @classmethod
+    def _placed(
+        cls, plan: Plan, section: Section, multiple: tuple[int, ...], residue: tuple[int, ...]
+    ) -> Layout:
+        start = Place(multiple, residue, (1,) * len(multiple))
+        places: dict[int, Place | None] = {id(section.entry): start}
+        most = small = large = 0
+        for node in reversed(plan.sample_nodes[section.first : section.last]):
+            if not any(id(value) in places for value in node.outputs):
+                continue
+            place = places.get(id(node.outputs[0]))
+            below = None if place is None else _below(node, place)
+            live = 0
+            for value in node.inputs:
+                if not value.active or value.samples is None:
+                    continue
+                now = places[id(value)] = _joined(places, value, below)
+                features = prod(value.shape) // value.samples.count
+                here = features if now is None else value.shape[1] * prod(now.width)
+                live, small, large = live + here, small + here, large + features
+            most = max(most, live)
+        found = {key: place for key, place in places.items() if place is not None}
+        return cls(multiple, found, max(1, most), large / max(1, small))
+
+
+def _below(node: Node, place: Place) -> Place | None:
+    if isinstance(node.rule, (*POINTWISE, Sum)) and any(
+        value.shape != node.outputs[0].shape
+        for value in node.inputs
+        if value.active and value.samples is not None
+    ):
+        return None
+    return place_below(node.rule, place)
+
+
+def _joined(places: dict[int, Place | None], value: Value, below: Place | None) -> Place | None:
+    """Windows of a value after one more reader; None is the whole image."""
+    if below is None or below.covers(value.shape[2:]):
+        return None
+    if id(value) not in places:
+        return below
+    known = places[id(value)]
+    if known is None or known.step != below.step:
+        return None
+    both = known.union(below)
+    return None if both.covers(value.shape[2:]) else both
+
+
+@dataclass(frozen=True)
+class Tile:
+    """The pixels residue + multiple * (corner + q), q up to ``pixels`` along each dimension."""
+
+    residue: tuple[int, ...]
+    corner: tuple[int, ...]
+    pixels: tuple[int, ...]
+
+
+def tiles(size: Sequence[int], multiple: Sequence[int], most: int) -> Iterator[Tile]:
+    """Tiles of at most ``most`` pixels that cover an image."""
+    for residue in product(*(range(min(m, n)) for m, n in zip(multiple, size, strict=True))):
+        counts = [-(-(n - r) // m) for n, r, m in zip(size, residue, multiple, strict=True)]
+        shape, left = list(counts), most
+        for d in reversed(range(len(counts))):
+            shape[d] = max(1, min(counts[d], left))
+            left //= shape[d]
+        for corner in product(*(range(0, c, s) for c, s in zip(counts, shape, strict=True))):
+            pixels = [min(s, n - c) for s, n, c in zip(shape, counts, corner, strict=True)]
+            yield Tile(residue, corner, tuple(pixels))
+
+
+def local_layout(plan: Plan, section: Section) -> Layout | None:
+    """The layout, if the entry of a section is an image for each sample and windows save work."""
+    where = section.entry.samples
+    if where is None or (where.dim, where.outer, where.inner) != (0, 1, 1):
+        return None
+    if not 3 <= len(section.entry.shape) <= 5:
+        return None
+    layout = Layout.of(plan, section)
+    return layout if layout.saving > LEAST_SAVING else None
+
+
+def pull_local(
+    plan: Plan,
+    layout: Layout,
+    section: Section,
+    local: Tensor,
+    collector: Collector,
+    budget: int,
+) -> Iterator[Tensor]:
+    """Carry columns that start at pixels back through a section, tile by tile.
+
+    ``local`` [J, N, C, *size] holds column (j, pixel) at that pixel. Yields the columns of each
+    tile at the section's exit.
+    """
+    columns, count = local.shape[:2]
+    if columns == 0:
+        return
+    entry = layout.entries * columns * count * local.element_size()
+    # A window is alive before and after an op, beside the windows of the activations.
+    most = max(1, budget // (3 * entry))
+    layouts: dict[tuple[int, ...], Layout] = {}
+    cache: dict[int, list[Tensor | None]] = {}
+    fused = _fused(plan, section)
+    for tile in tiles(local.shape[3:], layout.multiple, most):
+        if tile.residue not in layouts:
+            layouts[tile.residue] = Layout.of(plan, section, tile.residue)
+        walk = _Walk(plan, layouts[tile.residue], tile, cache, fused)
+        walk.start(section.entry, local)
+        for position in reversed(range(section.first, section.last)):
+            walk.visit(position, collector)
+        pull_weights(plan, walk.waiting, columns * prod(tile.pixels), collector)
+        if section.exit is not None:
+            part = walk.at(section.exit)
+            if part is not None:
+                yield part
+
+
+def _fused(plan: Plan, section: Section) -> dict[int, int]:
+    """Convolutions whose operand comes from a pointwise op that no one else reads: both at once."""
+    nodes = plan.sample_nodes
+    makers = {id(value): position for position, node in enumerate(nodes) for value in node.outputs}
+    readers = Counter(id(value) for node in nodes for value in node.inputs)
+    found: dict[int, int] = {}
+    for position in range(section.first, section.last):
+        value = nodes[position].inputs[0]
+        below = makers.get(id(value), -1)
+        if not isinstance(nodes[position].rule, Convolution) or below < section.first:
+            continue
+        maker = nodes[below]
+        operands = [one for one in maker.inputs if one.active and one.samples is not None]
+        plain = isinstance(maker.rule, POINTWISE) and not maker.rule.uses
+        alone = readers[id(value)] == 1 and value is not section.exit
+        if plain and alone and len(operands) == 1 and operands[0].shape == value.shape:
+            found[position] = below
+    return found
+
+
+class _Walk:
+    """The columns of one tile on their way: windows, and images where windows end."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        layout: Layout,
+        tile: Tile,
+        cache: dict[int, list[Tensor | None]],
+        fused: dict[int, int],
+    ) -> None:
+        # The derivatives of activations are kept from tile to tile.
+        self.plan, self.layout, self.tile, self.cache = plan, layout, tile, cache
+        self.fused = fused
+        self.windows: dict[int, Window] = {}
+        self.images: dict[int, Tensor] = {}
+        self.waiting: list[tuple[Node, int, Tensor]] = []
+
+    def start(self, entry: Value, local: Tensor) -> None:
+        """Cut the tile out of the columns at the entry."""
+        columns, count = local.shape[:2]
+        place = self._place(entry)
+        assert place is not None
+        flat = local.transpose(0, 1).flatten(1, 2)  # [N, J * C, *size]
+        s = gather(flat, place, self.tile.pixels).unflatten(0, (columns, -1))
+        self.windows[id(entry)] = Window(s, place, count, self.tile.pixels)
+
+    def _place(self, value: Value) -> Place | None:
+        """The windows of a value for this tile."""
+        place = self.layout.places.get(id(value))
+        if place is None:
+            return None
+        starts = zip(place.first, place.step, self.tile.corner, strict=True)
+        return replace(place, first=tuple(f + s * c for f, s, c in starts))
+
+    def at(self, value: Value) -> Tensor | None:
+        """The columns that have come to a value, as images."""
+        window = self.windows.get(id(value))
+        if window is not None:
+            image = window.cleaned(value.shape[2:]).image(value.shape[2:])
+            accumulate(self.images, id(value), image)
+        return self.images.get(id(value))
+
+    def visit(self, position: int, collector: Collector) -> None:
+        """Carry what has come to a node's results on to its operands."""
+        node = self.plan.sample_nodes[position]
+        images = [self.images.pop(id(value), None) for value in node.outputs]
+        windows = [self.windows.pop(id(value), None) for value in node.outputs]
+        wanted = [value.active and value.samples is not None for value in node.inputs]
+        if windows[0] is not None:
+            window = windows[0]
+            if node.rule.uses or not isinstance(node.rule, POINTWISE):
+                window = window.cleaned(node.outputs[0].shape[2:])
+            if place_below(node.rule, window.place) is None:
+                images[0] = window.image(node.outputs[0].shape[2:])
+            else:
+                for index in node.rule.uses:
+                    self._share(position, index, window, collector)
+                if any(wanted):
+                    self._pull(position, window, wanted)
+        if any(image is not None for image in images):
+            hand_out(self.plan, position, images, collector, self.waiting)
+            if any(wanted):
+                with naming(node):
+                    parts = node.rule.columns(images, wanted)
+                for value, part, want in zip(node.inputs, parts, wanted, strict=True):
+                    if want and part is not None:
+                        accumulate(self.images, id(value), part)
+
+    def _share(self, position: int, index: int, window: Window, collector: Collector) -> None:
+        node = self.plan.sample_nodes[position]
+        share = self.plan.shares.get((position, index))
+        size = node.outputs[0].shape[2:]
+        if share is None:
+            self.waiting.append((node, index, window.image(size)))
+        else:
+            with naming(node):
+                collector.window(share, window, size)
+
+    def _pull(self, position: int, window: Window, wanted: list[bool]) -> None:
+        node = self.plan.sample_nodes[position]
+        shapes = [value.shape for value in node.inputs]
+        below = self.fused.get(position)
+        if below is not None and self._place(node.inputs[0]) is not None:
+            maker = self.plan.sample_nodes[below]
+            factors = self._factors(below)
+            (value,) = (one for one, f in zip(maker.inputs, factors, strict=True) if f is not None)
+            (factor,) = (f for f in factors if f is not None)
+            part = windows_below(node.rule, window, shapes, [factor])[0]
+            assert part is not None
+            self._deposit(value, part)
+            return
+        factors = self._factors(position) if isinstance(node.rule, POINTWISE) else []
+        parts = windows_below(node.rule, window, shapes, factors)
+        for value, part, want in zip(node.inputs, parts, wanted, strict=True):
+            if want and part is not None:
+                self._deposit(value, part)
+
+    def _factors(self, position: int) -> list[Tensor | None]:
+        """Derivatives of a pointwise op, of its result's shape."""
+        if position not in self.cache:
+            node = self.plan.sample_nodes[position]
+            shape = node.outputs[0].shape
+            wanted = [value.active and value.samples is not None for value in node.inputs]
+            found = derivatives(node.rule, shape, self.plan.trace.prediction, wanted)
+            self.cache[position] = [None if one is None else one.expand(shape) for one in found]
+        return self.cache[position]
+
+    def _deposit(self, value: Value, window: Window) -> None:
+        place = self._place(value)
+        if place is None:
+            window = window.cleaned(value.shape[2:])
+            accumulate(self.images, id(value), window.image(value.shape[2:]))
+            return
+        window = window.moved(place)
+        known = self.windows.get(id(value))
+        if known is not None:
+            clean = known.clean and window.clean
+            window = replace(window, s=known.s + window.s, clean=clean)
+        self.windows[id(value)] = window

@@ -1,0 +1,66 @@
+"""Which tensors of a forward pass share memory, for ops that write in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+
+from lapkernels.rules import Kept
+
+
+class Memory:
+    """The tensors and kept tensors in each piece of memory. Nothing is looked up before a write."""
+
+    def __init__(self) -> None:
+        self._members: dict[int, list[Tensor]] = {}
+        self._wholes: dict[int, Tensor] = {}
+        self._kept: dict[int, list[Kept]] = {}
+        self._new_members: list[Tensor] = []
+        self._new_kept: list[Kept] = []
+
+    def add(self, tensor: Tensor) -> None:
+        """Note a tensor."""
+        self._new_members.append(tensor)
+
+    def keep(self, tensor: Tensor) -> Kept:
+        """Note a tensor that a rule needs as it is now."""
+        kept = Kept(tensor.detach())
+        self._new_kept.append(kept)
+        return kept
+
+    def save(self, written: Tensor) -> None:
+        """Copy what rules need before its memory is overwritten."""
+        self._sort()
+        for kept in self._kept.pop(_address(written), []):
+            kept.tensor = kept.tensor.clone()
+
+    def whole(self, tensor: Tensor) -> Tensor | None:
+        """The tensor that is all of the memory a tensor lies in, in row-major order."""
+        self._sort()
+        return self._wholes.get(_address(tensor))
+
+    def others(self, tensor: Tensor) -> Iterable[Tensor]:
+        """The other tensors in the memory of a tensor."""
+        self._sort()
+        return [other for other in self._members[_address(tensor)] if other is not tensor]
+
+    def _sort(self) -> None:
+        for tensor in self._new_members:
+            address = _address(tensor)
+            self._members.setdefault(address, []).append(tensor)
+            if address not in self._wholes and _covers(tensor):
+                self._wholes[address] = tensor
+        for kept in self._new_kept:
+            self._kept.setdefault(_address(kept.tensor), []).append(kept)
+        self._new_members.clear()
+        self._new_kept.clear()
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _covers(tensor: Tensor) -> bool:
+    size = tensor.untyped_storage().nbytes()
+    return size > 0 and tensor.is_contiguous() and tensor.numel() * tensor.element_size() == size

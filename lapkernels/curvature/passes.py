@@ -1,0 +1,177 @@
+"""One batch after the other: record the forward pass, then go back with columns or a diagonal."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.errors import Refused, SamplesLost
+from lapkernels.curvature.record import Subject, record
+from lapkernels.curvature.sections import pull_compressed
+from lapkernels.curvature.selection import (
+    Batch,
+    Output,
+    Parameters,
+    batches_of,
+    check_mode,
+    parameters_of,
+    selector,
+)
+from lapkernels.curvature.walk import (
+    Collector,
+    Plan,
+    autograd_columns,
+    column_chunks,
+    pull_columns,
+)
+from lapkernels.likelihoods import Columns
+
+Route = Literal["auto", "rules", "autograd"]
+
+
+@dataclass
+class Pass:
+    """A recorded batch: its prediction, its labels, and the way back."""
+
+    plan: Plan
+    prediction: Tensor
+    target: Any
+    budget: int | None
+    by_autograd: bool
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return self.plan.trace.count
+
+    def chunks(self, count: int) -> Iterator[tuple[int, int]]:
+        """Ranges of columns that fit the memory budget on their way back."""
+        size = self.prediction.element_size()
+        return column_chunks(self.plan, count, self.budget, size)
+
+    def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
+        """Carry ``count`` columns, made by ``chunk(first, last)``, back to the parameters."""
+        carry = autograd_columns if self.by_autograd else pull_columns
+        for first, last in self.chunks(count):
+            carry(self.plan, chunk(first, last), collector)
+
+    def pull_quadratic(self, columns: Columns, collector: Collector) -> None:
+        """The same for a sum of something quadratic over columns: as windows, and compressed."""
+        if self.by_autograd:
+            self.pull(columns.count, columns.chunk, collector)
+        else:
+            pull_compressed(self.plan, columns, collector, self.budget)
+
+
+def passes(
+    model: nn.Module,
+    data: Any,
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+    route: Route = "auto",
+) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
+    """The chosen parameters, and a pass for every batch of the data."""
+    if route not in get_args(Route):
+        raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
+    if memory_budget is not None and memory_budget < 1:
+        raise ValueError(f"memory_budget={memory_budget} must be a positive number of bytes")
+    chosen = parameters_of(model, params)
+    check_mode(model)
+
+    subject = Subject.of(model, chosen)
+
+    def run() -> Iterator[Pass]:
+        batches = batches_of(data)
+        for batch in with_progress(batches, data) if progress else batches:
+            yield from _passes(subject, batch, output, memory_budget, route)
+
+    return chosen, run()
+
+
+def _passes(
+    subject: Subject,
+    batch: Batch,
+    output: Output,
+    budget: int | None,
+    route: Route,
+) -> Iterator[Pass]:
+    """One pass for the batch, or one for each of its samples if that is what it takes."""
+    try:
+        whole = _pass(subject, batch, output, budget, route)
+    except SamplesLost as lost:
+        if route == "rules" or batch.count == 1:
+            raise
+        warnings.warn(
+            f"{lost}. Samples run one at a time, which is slow.", RuntimeWarning, stacklevel=5
+        )
+        yield from _one_by_one(subject, batch, output, budget, route)
+    else:
+        yield whole
+
+
+def _one_by_one(
+    subject: Subject,
+    batch: Batch,
+    output: Output,
+    budget: int | None,
+    route: Route,
+) -> Iterator[Pass]:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        together = selector(output, batch.count)(subject.model(*batch.args, **batch.kwargs))
+    for n in range(batch.count):
+        one = _pass(subject, batch.sample(n), output, budget, route)
+        if not _close(one.prediction[0], together[n]):
+            raise Refused(
+                f"the model's output for sample {n} changes with the other samples of the batch; "
+                "curvature is a sum over independent samples"
+            )
+        yield one
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Whether two predictions are the same up to rounding."""
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    eps = torch.finfo(b.dtype).eps
+    return bool(torch.allclose(a, b, rtol=0, atol=1e4 * eps * scale, equal_nan=True))
+
+
+def _pass(
+    subject: Subject,
+    batch: Batch,
+    output: Output,
+    budget: int | None,
+    route: Route,
+) -> Pass:
+    select = selector(output, batch.count)
+    inputs = (batch.args, batch.kwargs)
+    by_autograd = route == "autograd"
+    with torch.random.fork_rng(devices=[]):
+        trace = record(subject, inputs, select, edges=by_autograd)
+        if trace.opaque and not by_autograd:
+            if route == "rules":
+                raise Refused(f"{trace.opaque[0]}: only autograd knows its gradient; route='auto'")
+            by_autograd = True
+            trace = record(subject, inputs, select, edges=True)
+    if trace.opaque and trace.hidden and trace.count > 1:
+        raise SamplesLost(f"{trace.opaque[0]} that reads parameters")
+    if not trace.output.active:
+        raise Refused("the model's output does not depend on the chosen parameters")
+    return Pass(Plan.of(trace), trace.prediction, batch.target, budget, by_autograd)
+
+
+def with_progress(batches: Iterator[Batch], data: Any) -> Iterator[Batch]:
+    """A tqdm bar over the batches."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    total = len(data) if hasattr(data, "__len__") and not isinstance(data, Tensor) else None
+    yield from tqdm(batches, total=total, unit="batch")

@@ -1,0 +1,165 @@
+"""Running a model on a batch under a recorder, and leaving it as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+
+from lapkernels.curvature.errors import Refused, SamplesLost
+from lapkernels.curvature.recorder import Recorder, tensors_of
+from lapkernels.curvature.trace import Node, Trace, Value
+from lapkernels.rules import Samples, follow
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model, the parameters whose curvature is meant, and what is looked up in it once."""
+
+    model: nn.Module
+    chosen: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]
+    paths: dict[int, str]
+    recurrent: bool
+
+    @classmethod
+    def of(cls, model: nn.Module, chosen: dict[str, nn.Parameter]) -> Subject:
+        """Look a model up."""
+        modules = list(model.named_modules())
+        return cls(
+            model,
+            chosen,
+            dict(model.named_parameters()),
+            {id(module): name for name, module in modules},
+            any(isinstance(module, nn.RNNBase) for _, module in modules),
+        )
+
+
+def record(
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    *,
+    edges: bool = False,
+) -> Trace:
+    """Run the model on a batch and record it.
+
+    ``inputs`` are positional and keyword arguments; all their tensors hold samples in dimension 0.
+    With ``edges`` autograd's graph is kept, and met at every op that uses a weight.
+    """
+    try:
+        return _record(subject, inputs, select, False, edges)
+    except SamplesLost:
+        return _record(subject, inputs, select, True, edges)
+
+
+def _record(
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    place_fresh: bool,
+    edges: bool,
+) -> Trace:
+    tensors = [*tensors_of(inputs[0]), *tensors_of(tuple(inputs[1].values()))]
+    count = tensors[0].shape[0]
+    recorder = Recorder(count, place_fresh, edges)
+    where = Samples(count)
+    args, kwargs = _detached(inputs[0]), {k: _detached(v) for k, v in inputs[1].items()}
+    for tensor in [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]:
+        samples = follow(1, tensor.shape) if count == 1 else where
+        recorder.define(tensor, Value(tensor.shape, samples, False))
+    leaves: dict[str, Tensor] = {}
+    parameters: dict[str, Value] = {}
+    for name, parameter in subject.parameters.items():
+        leaf = leaves[name] = parameter.detach()
+        if name in subject.chosen:
+            leaf.requires_grad_()
+            parameters[name] = recorder.define(leaf, Value(leaf.shape, None, True, name))
+    # torch's fused recurrent layers hide several results of one op behind each other.
+    plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
+    with plain, _paths(subject, recorder), torch.enable_grad(), recorder:
+        result = torch.func.functional_call(subject.model, leaves, args, kwargs)
+        output = select(result)
+        value = _output(recorder, output)
+    recorder.notice_hooks()
+    recorder.settle()
+    # Behind an op that only autograd knows, it cannot be told from the ops what is reached.
+    nodes = recorder.nodes if recorder.opaque else _reached(recorder.nodes, value)
+    return Trace(
+        count,
+        parameters,
+        nodes,
+        value,
+        output.detach(),
+        recorder.entries,
+        output if edges else None,
+        {name: leaves[name] for name in subject.chosen},
+        recorder.opaque,
+        recorder.hidden,
+    )
+
+
+def _output(recorder: Recorder, output: Tensor) -> Value:
+    """What the output is; it must hold the samples in dimension 0."""
+    value = recorder.operand(output)
+    if value.samples is None and value.active:
+        if recorder.count > 1:
+            raise SamplesLost("the model's output does not depend on the sample")
+        return recorder.lifted(output, value)
+    if recorder.count > 1 and value.samples not in (None, Samples(recorder.count)):
+        raise Refused("the model's output holds its samples in another dimension than 0")
+    return value
+
+
+@contextmanager
+def _paths(subject: Subject, recorder: Recorder) -> Iterator[None]:
+    """Keep the recorder told which module is running, by hooks that are gone afterwards."""
+    names = subject.paths
+    stack: list[str] = [""]
+
+    def enter(module: nn.Module, args: Any) -> None:
+        stack.append(names.get(id(module), type(module).__name__))
+        recorder.path = stack[-1]
+
+    def leave(module: nn.Module, args: Any, result: Any) -> None:
+        stack.pop()
+        recorder.path = stack[-1]
+
+    handles = [
+        register_module_forward_pre_hook(enter),
+        register_module_forward_hook(leave),
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _reached(nodes: list[Node], output: Value) -> list[Node]:
+    """The nodes that the output depends on, in order."""
+    needed = {id(output)}
+    kept = []
+    for node in reversed(nodes):
+        if any(id(value) in needed for value in node.outputs):
+            needed.update(id(value) for value in node.inputs if value.active)
+            kept.append(node)
+    return kept[::-1]
+
+
+def _detached(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_detached(entry) for entry in value)
+    if isinstance(value, dict):
+        return {key: _detached(entry) for key, entry in value.items()}
+    return value

@@ -1,0 +1,201 @@
+"""Which parameters, which batches, which output: what users say, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.errors import Refused
+
+Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+Output = Callable[[Any], Tensor] | str | int | None
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs of one call of the model, and labels if there are any."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    target: Any
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return next(iter(tensors_in((self.args, self.kwargs)))).shape[0]
+
+    def sample(self, n: int) -> Batch:
+        """A batch of sample n alone."""
+        args, kwargs, target = (_narrow(part, n) for part in (self.args, self.kwargs, self.target))
+        return Batch(args, kwargs, target)
+
+
+def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Parameter]:
+    """The chosen parameters by name, in the model's order.
+
+    ``params`` is None for all that require a gradient, a name, a list of names (a module's name
+    stands for all its parameters), a compiled pattern, or a predicate of name and parameter.
+    """
+    every = dict(model.named_parameters())
+    if params is None:
+        chosen = {name: p for name, p in every.items() if p.requires_grad}
+    elif isinstance(params, re.Pattern):
+        chosen = {name: p for name, p in every.items() if params.search(name)}
+    elif callable(params):
+        chosen = {name: p for name, p in every.items() if params(name, p)}
+    else:
+        chosen = _named(model, every, [params] if isinstance(params, str) else list(params))
+    if not chosen:
+        raise ValueError("params chooses no parameter of the model")
+    for name, parameter in chosen.items():
+        if not parameter.is_floating_point():
+            raise TypeError(f"{name} has dtype {parameter.dtype}: real parameters are needed")
+    return chosen
+
+
+def _named(
+    model: nn.Module, every: dict[str, nn.Parameter], names: list[str]
+) -> dict[str, nn.Parameter]:
+    """Parameters by their own name or a module's; tied ones have several."""
+    aliases = list(model.named_parameters(remove_duplicate=False))
+    picked: set[int] = set()
+    for given in names:
+        found = [p for name, p in aliases if name == given or name.startswith(given + ".")]
+        if not found:
+            raise ValueError(f"params: the model has no parameter or module {given!r}")
+        picked.update(id(p) for p in found)
+    return {name: p for name, p in every.items() if id(p) in picked}
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+
+
+def check_mode(model: nn.Module) -> None:
+    """Raise where samples are random or depend on each other, as training mode makes them."""
+    if torch.is_inference_mode_enabled():
+        raise Refused("inside torch.inference_mode() no gradient can be followed; use no_grad()")
+    for name, module in model.named_modules():
+        where = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, _BATCH_NORMS) and module.running_mean is None:
+            raise Refused(f"{where} has no running statistics, so samples depend on each other")
+        if not module.training:
+            continue
+        if isinstance(module, _BATCH_NORMS):
+            raise Refused(
+                f"{where} is in training mode, where samples depend on each other; call "
+                "model.eval() first"
+            )
+        if isinstance(module, nn.RReLU) or (isinstance(module, _DROPOUTS) and module.p > 0):
+            raise Refused(
+                f"{where} is in training mode, where the output is random; call model.eval() first"
+            )
+
+
+def batches_of(data: Any) -> Iterator[Batch]:
+    """The batches of a tensor, a pair (inputs, labels), a dict of inputs, or an iterable."""
+    if isinstance(data, Tensor | Mapping) or _is_pair(data):
+        yield _batch(data)
+        return
+    if not isinstance(data, Iterable):
+        raise TypeError(f"data is a {type(data).__name__}: a batch or an iterable of batches")
+    empty = True
+    for batch in data:
+        empty = False
+        yield _batch(batch)
+    if empty:
+        raise ValueError("data holds no batch")
+
+
+def _is_pair(data: Any) -> bool:
+    """Whether this is one batch (inputs, labels), not a list of batches."""
+    return isinstance(data, tuple) and len(data) == 2 and _is_inputs(data[0])
+
+
+def _is_inputs(value: Any) -> bool:
+    if isinstance(value, Tensor | Mapping):
+        return True
+    return isinstance(value, tuple) and all(isinstance(entry, Tensor) for entry in value)
+
+
+def _batch(batch: Any) -> Batch:
+    target = None
+    if isinstance(batch, tuple | list):
+        if len(batch) not in (1, 2):
+            raise ValueError(
+                f"a batch has {len(batch)} entries: (inputs, labels) are needed; several inputs go "
+                "in a tuple of their own"
+            )
+        batch, target = (batch[0], None) if len(batch) == 1 else batch
+    if isinstance(batch, Mapping):
+        found = Batch((), dict(batch), target)
+    elif isinstance(batch, tuple | list):
+        found = Batch(tuple(batch), {}, target)
+    elif isinstance(batch, Tensor):
+        found = Batch((batch,), {}, target)
+    else:
+        raise TypeError(f"a batch holds a {type(batch).__name__} where inputs are needed")
+    tensors = list(tensors_in((found.args, found.kwargs)))
+    if not tensors:
+        raise ValueError("a batch holds no tensor")
+    sizes = {tensor.shape[0] if tensor.dim() else None for tensor in tensors}
+    if len(sizes) > 1 or None in sizes:
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        raise ValueError(f"inputs of shapes {shapes}: all need the samples in dimension 0")
+    if 0 in sizes:
+        raise ValueError("a batch holds no sample")
+    return found
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """All tensors of a nest of tuples, lists and dicts."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for entry in value.values():
+            yield from tensors_in(entry)
+    elif isinstance(value, tuple | list):
+        for entry in value:
+            yield from tensors_in(entry)
+
+
+def _narrow(value: Any, n: int) -> Any:
+    if isinstance(value, Tensor):
+        return value.narrow(0, n, 1)
+    if isinstance(value, Mapping):
+        return {key: _narrow(entry, n) for key, entry in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_narrow(entry, n) for entry in value)
+    return value
+
+
+def selector(output: Output, count: int) -> Callable[[Any], Tensor]:
+    """Pick the tensor whose curvature is meant out of what the model returns, and check it."""
+
+    def select(result: Any) -> Tensor:
+        if callable(output):
+            result = output(result)
+        elif output is not None:
+            result = result[output]
+        if not isinstance(result, Tensor):
+            raise TypeError(
+                f"the model returns a {type(result).__name__}: choose a tensor of it with output="
+            )
+        if result.dim() == 0 or result.shape[0] != count:
+            raise Refused(
+                f"the model returns shape {tuple(result.shape)} for {count} samples: samples are "
+                "needed in dimension 0"
+            )
+        if not result.is_floating_point():
+            raise TypeError(f"the model returns dtype {result.dtype}: a real one is needed")
+        return result
+
+    return select

@@ -1,0 +1,97 @@
+"""Results: sums over samples, with what is needed to add them up rightly."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from lapkernels.likelihoods import Likelihood
+
+T = TypeVar("T")
+# Values of each parameter that enter a fingerprint, evenly spaced.
+FINGERPRINT_VALUES = 64
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a result is a sum of: how many samples, of which model, by which method."""
+
+    count: int
+    fingerprint: str
+    method: str
+
+    @classmethod
+    def of(
+        cls, count: int, chosen: Mapping[str, Tensor], method: str, likelihood: Likelihood
+    ) -> Summary:
+        """Of a sum over ``count`` samples, with the likelihood's settings in the method."""
+        return cls(count, fingerprint(chosen), f"{method}, {likelihood!r}")
+
+    def merged(self, other: Summary) -> Summary:
+        """Of two results together."""
+        if self.fingerprint != other.fingerprint:
+            raise ValueError("the results belong to different models, or to other parameter values")
+        if self.method != other.method:
+            raise ValueError(f"the results are of methods {self.method!r} and {other.method!r}")
+        return replace(self, count=self.count + other.count)
+
+
+@dataclass(frozen=True)
+class ByName(Mapping[str, T]):
+    """Something for each name, a sum over ``summary.count`` samples."""
+
+    entries: dict[str, T]
+    summary: Summary
+
+    def __getitem__(self, name: str) -> T:
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return self.summary.count
+
+
+class Diagonal(ByName[Tensor]):
+    """The diagonal of a curvature matrix: one tensor for each parameter, of its shape."""
+
+    def vector(self) -> Tensor:
+        """All entries in the order of ``torch.nn.utils.parameters_to_vector``."""
+        return torch.cat([value.flatten() for value in self.values()])
+
+    def merge(self, other: Diagonal) -> Diagonal:
+        """The diagonal of both data sets together."""
+        summary = self.summary.merged(other.summary)
+        return Diagonal({name: value + other[name] for name, value in self.items()}, summary)
+
+
+def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
+    """Where each parameter lies in the order of ``torch.nn.utils.parameters_to_vector``."""
+    found: dict[str, slice] = {}
+    start = 0
+    for name, parameter in parameters.items():
+        found[name] = slice(start, start + parameter.numel())
+        start += parameter.numel()
+    return found
+
+
+def fingerprint(parameters: Mapping[str, Tensor]) -> str:
+    """A name for parameters: their names, shapes and dtypes, and some of their values."""
+    digest = hashlib.sha256()
+    for name, parameter in parameters.items():
+        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+        flat = parameter.detach().reshape(-1)
+        step = max(1, flat.numel() // FINGERPRINT_VALUES)
+        digest.update(flat[::step].to("cpu", torch.float64).numpy().tobytes())
+    return digest.hexdigest()[:16]

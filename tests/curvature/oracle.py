@@ -1,0 +1,419 @@
+"""Brute force in float64 through autograd: what every curvature must equal.
+
+One sample at a time, one backward pass for each output, every matrix dense. Nothing here uses the
+package. A sample is a slice of length one of the first dimension of every input tensor.
+
+Matrices [P, P] order parameters as `parameters_to_vector` does, without those that are frozen; a
+parameter that is used under two names counts once, under its first.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import grad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+Inputs = Tensor | tuple[Any, ...] | dict[str, Any]
+Select = Callable[[Any], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+# Negative log-likelihood of one sample, without constants: f [1, D...] and its label to a scalar.
+LIKELIHOODS: dict[str, Loss] = {
+    "gaussian": lambda f, y: 0.5 * F.mse_loss(f, y, reduction="sum"),
+    "categorical": lambda f, y: F.cross_entropy(f, y, reduction="sum"),
+    "bernoulli": lambda f, y: F.binary_cross_entropy_with_logits(f, y, reduction="sum"),
+    "poisson": lambda f, y: F.poisson_nll_loss(f, y, log_input=True, reduction="sum"),
+}
+
+
+def labels(f: Tensor, likelihood: str, seed: int = 0) -> Tensor:
+    """Labels that the likelihood accepts for outputs `f` [N, ...]; classes are dim 1."""
+    generator = torch.Generator().manual_seed(seed)
+    if likelihood == "categorical":
+        shape = (f.shape[0], *f.shape[2:])
+        return torch.randint(f.shape[1], shape, generator=generator)
+    if likelihood == "gaussian":
+        return torch.randn(f.shape, generator=generator, dtype=torch.float64).to(f.dtype)
+    high = {"bernoulli": 2, "poisson": 5}[likelihood]
+    return torch.randint(high, f.shape, generator=generator).to(f.dtype)
+
+
+def in_double(model: nn.Module) -> nn.Module:
+    """A copy of the model in float64; the user's own is never touched."""
+    return copy.deepcopy(model).double()
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that curvature is about, each once."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def samples(x: Inputs) -> Iterator[Inputs]:
+    """One sample after another, floating point inputs in float64."""
+    tensors = [x] if isinstance(x, Tensor) else x.values() if isinstance(x, dict) else x
+    sizes = {tensor.shape[0] for tensor in tensors if isinstance(tensor, Tensor)}
+    assert len(sizes) == 1, f"inputs disagree on the number of samples: {sizes}"
+
+    def part(value: Any, n: int) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        # A copy: the model may write to its input.
+        value = value[n : n + 1].clone()
+        return value.double() if value.is_floating_point() else value
+
+    for n in range(sizes.pop()):
+        if isinstance(x, dict):
+            yield {name: part(value, n) for name, value in x.items()}
+        elif isinstance(x, tuple):
+            yield tuple(part(value, n) for value in x)
+        else:
+            yield part(x, n)
+
+
+def call(model: nn.Module, x: Inputs, output: Select | None = None) -> Tensor:
+    """The model's output tensor for inputs given as a tensor, positionally or by name."""
+    if isinstance(x, dict):
+        found = model(**x)
+    else:
+        found = model(*x) if isinstance(x, tuple) else model(x)
+    return output(found) if output else found
+
+
+def jacobians(
+    model: nn.Module, x: Inputs, output: Select | None = None
+) -> tuple[dict[str, Tensor], Tensor]:
+    """J of each parameter [N, D, *parameter], D outputs flattened, and the outputs f [N, ...]."""
+    model = in_double(model)
+    parameters = trainable(model)
+    rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    outputs: list[Tensor] = []
+    for sample in samples(x):
+        f = call(model, sample, output)
+        assert f.shape[:1] == (1,), f"an output of shape {tuple(f.shape)} has no sample dimension"
+        found = jacobian(f, list(parameters.values()))
+        for name, row in zip(parameters, found, strict=True):
+            rows[name].append(row)
+        outputs.append(f.detach())
+    return {name: torch.stack(row) for name, row in rows.items()}, torch.cat(outputs)
+
+
+def jacobian(f: Tensor, variables: Sequence[Tensor]) -> list[Tensor]:
+    """[D, *variable] for each variable, D entries of `f`; zero where f does not depend on it."""
+    rows = [
+        grad(entry, variables, retain_graph=True, allow_unused=True, materialize_grads=True)
+        if entry.requires_grad
+        else [torch.zeros_like(variable) for variable in variables]
+        for entry in f.reshape(-1)
+    ]
+    # to_dense: an embedding may give sparse gradients.
+    return [
+        torch.stack([g.to_dense() for g in column]).detach() for column in zip(*rows, strict=True)
+    ]
+
+
+def flat_jacobians(
+    model: nn.Module, x: Inputs, output: Select | None = None
+) -> tuple[Tensor, Tensor]:
+    """J [N, D, P] of all parameters, and the outputs."""
+    found, f = jacobians(model, x, output)
+    return torch.cat([j.reshape(*j.shape[:2], -1) for j in found.values()], 2), f
+
+
+def loss_of(likelihood: str | Loss) -> Loss:
+    """The loss of one sample: looked up, or the caller's own."""
+    return LIKELIHOODS[likelihood] if isinstance(likelihood, str) else likelihood
+
+
+def output_hessian(f: Tensor, y: Tensor, likelihood: str | Loss) -> Tensor:
+    """[N, D, D]: second derivatives of each sample's loss by its own outputs."""
+    loss = loss_of(likelihood)
+    found: list[Tensor] = []
+    for n in range(f.shape[0]):
+        entry = f[n : n + 1].double().detach().requires_grad_()
+        label = _label(y, n)
+        (first,) = grad(loss(entry, label), entry, create_graph=True)
+        found.append(jacobian(first, [entry])[0].flatten(1))
+    return torch.stack(found)
+
+
+def _label(y: Tensor, n: int) -> Tensor:
+    label = y[n : n + 1]
+    return label.double() if label.is_floating_point() else label
+
+
+def ggn(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: str | Loss = "gaussian",
+    output: Select | None = None,
+) -> Tensor:
+    """Sum over samples of J^T H J [P, P]."""
+    j, f = flat_jacobians(model, x, output)
+    return torch.einsum("ncp,ncd,ndq->pq", j, output_hessian(f, y, likelihood), j)
+
+
+def empirical(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: str | Loss = "gaussian",
+    output: Select | None = None,
+) -> Tensor:
+    """Sum over samples of g g^T [P, P], g the gradient of one sample's loss at its true label."""
+    model, loss = in_double(model), loss_of(likelihood)
+    parameters = list(trainable(model).values())
+    found = torch.zeros(())
+    for n, sample in enumerate(samples(x)):
+        total = loss(call(model, sample, output), _label(y, n))
+        g = torch.cat([row.reshape(-1) for row in jacobian(total, parameters)])
+        found = found + g[:, None] * g
+    return found
+
+
+def hessian(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: str | Loss = "gaussian",
+    output: Select | None = None,
+) -> Tensor:
+    """Hessian [P, P] of the summed loss, by differentiating each sample's gradient."""
+    # Only this attention can be differentiated twice.
+    with sdpa_kernel(SDPBackend.MATH):
+        return _hessian(in_double(model), x, y, loss_of(likelihood), output)
+
+
+def _hessian(model: nn.Module, x: Inputs, y: Tensor, loss: Loss, output: Select | None) -> Tensor:
+    parameters = list(trainable(model).values())
+    found = torch.zeros(())
+    for n, sample in enumerate(samples(x)):
+        total = loss(call(model, sample, output), _label(y, n))
+        first = grad(
+            total, parameters, create_graph=True, allow_unused=True, materialize_grads=True
+        )
+        flat = torch.cat([g.to_dense().reshape(-1) for g in first])
+        rows = jacobian(flat, parameters)
+        found = found + torch.cat([row.reshape(len(flat), -1) for row in rows], 1)
+    return found
+
+
+def slices(model: nn.Module) -> dict[str, slice]:
+    """Where each parameter lies in [P, P]."""
+    found: dict[str, slice] = {}
+    start = 0
+    for name, parameter in trainable(model).items():
+        found[name] = slice(start, start + parameter.numel())
+        start += parameter.numel()
+    return found
+
+
+def diag(matrix: Tensor, model: nn.Module) -> dict[str, Tensor]:
+    """The diagonal of [P, P], each parameter's in its own shape."""
+    where, parameters = slices(model), trainable(model)
+    diagonal = matrix.diagonal()
+    return {name: diagonal[where[name]].reshape(p.shape) for name, p in parameters.items()}
+
+
+def block(matrix: Tensor, model: nn.Module, row: str, column: str | None = None) -> Tensor:
+    """Rows of one parameter, columns of another (or of the same)."""
+    where = slices(model)
+    return matrix[where[row], where[column or row]]
+
+
+def layer_block(matrix: Tensor, model: nn.Module, names: Sequence[str]) -> Tensor:
+    """The block of several parameters together, such as a layer's weight and bias."""
+    rows = [[block(matrix, model, row, column) for column in names] for row in names]
+    return torch.cat([torch.cat(row, 1) for row in rows])
+
+
+def neuron_blocks(
+    matrix: Tensor, model: nn.Module, name: str, transposed_groups: int | None = None
+) -> Tensor:
+    """[O, I * K, I * K] of a weight [O, I, k...]: entries that feed one output channel.
+
+    The weight of a transposed convolution is [I, O / groups, k...]: give its number of groups.
+    """
+    shape = trainable(model)[name].shape
+    entries = torch.arange(shape.numel()).reshape(shape)
+    if transposed_groups:
+        entries = entries.unflatten(0, (transposed_groups, -1)).transpose(1, 2).flatten(0, 1)
+    return gather_blocks(block(matrix, model, name), entries.flatten(1))
+
+
+def kernel_blocks(matrix: Tensor, model: nn.Module, name: str) -> Tensor:
+    """[O, I, K, K] of a weight [O, I, k...]; [I, O / groups, K, K] if it is transposed."""
+    shape = trainable(model)[name].shape
+    entries = torch.arange(shape.numel()).reshape(*shape[:2], -1)
+    return gather_blocks(block(matrix, model, name), entries)
+
+
+def gather_blocks(matrix: Tensor, entries: Tensor) -> Tensor:
+    """[..., m, m] of the rows and columns `entries` [..., m]."""
+    return matrix[entries[..., :, None], entries[..., None, :]]
+
+
+WEIGHT_SHARED = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+
+
+def kfac(
+    model: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    likelihood: str | Loss = "gaussian",
+    sharing: Literal["expand", "reduce"] = "expand",
+    output: Select | None = None,
+    joint_bias: bool = False,
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Factors A [groups, I / groups * K, same] and B [groups, O / groups, same] by module name.
+
+    With X [I / groups * K, T] the patches of a sample and M [O, T, O, T] its J^T H J at the layer's
+    output,
+    expand: A = sum_n 1/T sum_t x_t x_t^T, B = sum_n sum_t M_tt;
+    reduce: A = sum_n xbar xbar^T with the mean over t, B = sum_n sum_tt' M_tt'.
+    `joint_bias` appends a one to every patch of a layer that has a bias. Only calls of modules
+    count; a module called twice in a pass is refused, one never called is left out.
+    """
+    model = in_double(model)
+    layers = {name: m for name, m in model.named_modules() if _has_factors(m)}
+    uses: list[tuple[str, Any, Any, Tensor]] = []
+
+    def keep(name: str) -> Callable[..., None]:
+        return lambda _, inputs, options, z: uses.append((name, inputs, options, z))
+
+    for name, layer in layers.items():
+        layer.register_forward_hook(keep(name), with_kwargs=True)
+    found: dict[str, tuple[Tensor, Tensor]] = {}
+    for n, sample in enumerate(samples(x)):
+        uses.clear()
+        f = call(model, sample, output)
+        h = output_hessian(f, y[n : n + 1], likelihood)[0]
+        names = [name for name, *_ in uses]
+        if len(set(names)) < len(names):
+            raise ValueError(f"a layer is used more than once: {names}")
+        # A copy: backward passes run checkpointed parts again.
+        for name, inputs, options, z in list(uses):
+            layer = layers[name]
+            patches = _patches(layer, inputs, options)
+            if joint_bias and layer.bias is not None:
+                patches = torch.cat([patches, torch.ones_like(patches[:, :1])], 1)
+            pair = _factors(layer, patches, jacobian(f, [z])[0], h, sharing == "reduce")
+            before = found.get(name, (0.0, 0.0))
+            found[name] = (before[0] + pair[0], before[1] + pair[1])
+    return found
+
+
+def _has_factors(module: nn.Module) -> bool:
+    """A layer whose weight is a parameter of its own, not frozen and not computed from others."""
+    weight = dict(module.named_parameters(recurse=False)).get("weight")
+    return isinstance(module, WEIGHT_SHARED) and weight is not None and weight.requires_grad
+
+
+def _factors(
+    layer: nn.Module, patches: Tensor, j: Tensor, h: Tensor, reduce: bool
+) -> tuple[Tensor, Tensor]:
+    columns = _per_position(layer, j, 1).unflatten(1, (patches.shape[0], -1))
+    if reduce:
+        patches = patches.mean(2, keepdim=True)
+        columns = columns.sum(3, keepdim=True)
+    a = torch.einsum("git,gjt->gij", patches, patches) / patches.shape[2]
+    b = torch.einsum("cgot,cd,dgpt->gop", columns, h, columns)
+    return a.contiguous(), b.contiguous()
+
+
+def _per_position(layer: nn.Module, z: Tensor, lead: int) -> Tensor:
+    """[*lead, O, T]: all dimensions but the channels are positions of the one sample."""
+    channels = -1 if isinstance(layer, nn.Linear) else 1 + lead
+    z = z.movedim(channels, lead)
+    return z.reshape(*z.shape[: lead + 1], prod(z.shape[lead + 1 :]))
+
+
+def _patches(layer: Any, inputs: Any, options: Any) -> Tensor:
+    """X [groups, I / groups * K, T]: how a group's first output depends on its own weights."""
+    groups, weight = getattr(layer, "groups", 1), layer.weight
+    # Not through __call__: the hooks must not see it.
+    z = _per_position(layer, layer.forward(*inputs, **options), 0)
+    if not z.numel():
+        raise ValueError("a layer is used at no position")
+    transposed = isinstance(layer, WEIGHT_SHARED[4:])
+    found: list[Tensor] = []
+    for group, first in enumerate(z.unflatten(0, (groups, -1))[:, 0]):
+        own = jacobian(first, [weight])[0].unflatten(1, (groups, -1))[:, group]
+        found.append((own[:, :, 0] if transposed else own[:, 0]).flatten(1).T)
+    return torch.stack(found)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step of a network: `function(*inputs, *parameters)`.
+
+    `inputs` are indices of values: 0 is the network's input, s + 1 what stage s gives.
+    `parameters` are names.
+    """
+
+    function: Callable[..., Tensor]
+    inputs: tuple[int, ...]
+    parameters: tuple[str, ...] = ()
+
+
+def run_stages(
+    stages: Sequence[Stage], parameters: Mapping[str, Tensor], x: Tensor
+) -> list[Tensor]:
+    """All values, the last being the network's output."""
+    values = [x]
+    for stage in stages:
+        own = [parameters[name] for name in stage.parameters]
+        values.append(stage.function(*[values[i] for i in stage.inputs], *own))
+    return values
+
+
+def approx_diagonal(
+    stages: Sequence[Stage],
+    parameters: Mapping[str, Tensor],
+    x: Tensor,
+    y: Tensor,
+    likelihood: str | Loss = "gaussian",
+) -> dict[str, Tensor]:
+    """The diagonal of the GGN as it is when only the diagonal m of M is kept at every value.
+
+    m is the output Hessian's diagonal at the output, (J * J)^T m at the input of a stage of dense
+    Jacobian J, and a sum over uses at a value used more than once. Parameters get (J * J)^T m by
+    their own J, summed over uses and samples.
+    """
+    own = {name: p.detach().double() for name, p in parameters.items()}
+    found = {name: torch.zeros_like(p) for name, p in own.items()}
+    for n, sample in enumerate(samples(x)):
+        assert isinstance(sample, Tensor)
+        values = run_stages(stages, own, sample)
+        m: list[Tensor | float] = [0.0] * len(values)
+        m[-1] = output_hessian(values[-1], y[n : n + 1], likelihood)[0].diagonal()
+        for index, stage in reversed(list(enumerate(stages))):
+            arguments = [values[i] for i in stage.inputs] + [own[name] for name in stage.parameters]
+            variables = [
+                value.clone().requires_grad_(value.is_floating_point()) for value in arguments
+            ]
+            z = stage.function(*variables)
+            real = [k for k, value in enumerate(variables) if value.requires_grad]
+            for k, j in zip(real, jacobian(z, [variables[k] for k in real]), strict=True):
+                back = torch.einsum("d...,d->...", j.square(), torch.as_tensor(m[index + 1]))
+                if k < len(stage.inputs):
+                    m[stage.inputs[k]] = m[stage.inputs[k]] + back.reshape(-1)
+                else:
+                    found[stage.parameters[k - len(stage.inputs)]] += back
+    return found

@@ -1,0 +1,368 @@
+"""Kronecker factors against brute force, and against each other where two ways must agree."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lapkernels as lk
+from tests.curvature import oracle
+from tests.curvature.zoo import ZOO, Net, Network, params
+
+GROUPS = (
+    *("linear", "conv", "transposed", "embedding", "norm", "skip", "image-output"),
+    *("attention", "sizes", "state"),
+)
+# Torch makes the weights of these out of the parameters by ops of its own.
+REFUSED = ("multihead-learned", "multihead-other-key", "embedding-bag")
+NETWORKS = [p for p in params(*GROUPS) if not str(p.id).startswith(REFUSED)]
+SHARINGS = ("expand", "reduce")
+Sharing = Literal["expand", "reduce"]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    scale = max(float(b.abs().max()) if b.numel() else 0.0, 1e-12)
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * scale)
+
+
+def made(network: Network, likelihood: str = "gaussian") -> tuple[nn.Module, Any, Tensor]:
+    model, x = network.make()
+    return model, x, oracle.labels(oracle.call(model, x, network.output).detach(), likelihood)
+
+
+def check_modules(
+    found: lk.Kronecker, model: nn.Module, x: Any, y: Tensor, sharing: Sharing, output: Any
+) -> None:
+    """Weights and biases of modules against the oracle, the rest of 1-D weights exactly."""
+    wanted = oracle.kfac(model, x, y, sharing=sharing, output=output)
+    for path, (a, b) in wanted.items():
+        prefix = path + "." if path else ""
+        factors = found.get(prefix + "weight")
+        if factors is None or not factors.used:
+            continue
+        assert factors.input is not None
+        close(factors.input * found.count, a)
+        close(factors.output, b)
+        if prefix + "bias" in found and factors.groups == 1:
+            close(found[prefix + "bias"].output, b)
+    matrix = oracle.ggn(model, x, y, output=output)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d | nn.LayerNorm | nn.RMSNorm):
+            weight = f"{name}.weight"
+            if weight in found:
+                close(found.dense(weight), oracle.block(matrix, model, weight))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("network", NETWORKS)
+def test_zoo(network: Network, sharing: Sharing) -> None:
+    model, x, y = made(network)
+    found = lk.kron(model, (x, y), "gaussian", "exact", sharing, output=network.output)
+    assert list(found) == list(oracle.trainable(model))
+    for name, parameter in oracle.trainable(model).items():
+        assert found[name].shape == parameter.shape
+        assert torch.Size(found[name].matrix_shape).numel() == parameter.numel()
+    check_modules(found, model, x, y, sharing, network.output)
+
+
+SINGLE_POSITION = {
+    "linear": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), (3,)),
+    "conv": (lambda: nn.Sequential(nn.Conv2d(4, 6, 2, groups=2), nn.Flatten()), (4, 2, 2)),
+    "transposed": (lambda: nn.Sequential(nn.ConvTranspose1d(4, 6, 1, groups=2)), (4, 1)),
+    "product": (lambda: Net(lambda net, x: x @ net.w, w=nn.Parameter(torch.randn(3, 4))), (3,)),
+}
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("name", SINGLE_POSITION)
+def test_exact_for_one_sample_at_one_position(name: str, sharing: Sharing) -> None:
+    build, shape = SINGLE_POSITION[name]
+    model, x = build().double(), torch.randn(1, *shape, dtype=torch.float64)
+    y = oracle.labels(model(x).detach(), "categorical")
+    cases: list[tuple[Literal["exact", "empirical"], Tensor]] = [
+        ("exact", oracle.ggn(model, x, y, "categorical")),
+        ("empirical", oracle.empirical(model, x, y, "categorical")),
+    ]
+    for method, matrix in cases:
+        found = lk.kron(model, (x, y), "categorical", method, sharing)
+        for parameter, factors in found.items():
+            block = oracle.block(matrix, model, parameter)
+            # A group's factors know nothing of other groups.
+            inside = block * (factors.dense() != 0)
+            close(factors.dense(), block if factors.groups == 1 else inside)
+            v = torch.randn(2, *factors.shape, dtype=torch.float64)
+            close(factors.product(v).flatten(1), v.flatten(1) @ factors.dense())
+            close(factors.from_matrix(factors.to_matrix(v)), v)
+
+
+def test_embedding_is_exact_for_one_token() -> None:
+    model = nn.Sequential(nn.Embedding(4, 3), nn.Flatten(), nn.Linear(3, 2)).double()
+    x = torch.tensor([[2]])
+    y = oracle.labels(model(x).detach(), "gaussian")
+    for sharing in SHARINGS:
+        found = lk.kron(model, (x, y), method="exact", sharing=sharing)
+        close(found.dense("0.weight"), oracle.block(oracle.ggn(model, x, y), model, "0.weight"))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_embedding_is_a_linear_layer_on_one_hot_tokens(sharing: Sharing) -> None:
+    table = nn.Embedding(5, 3, padding_idx=1).double()
+    head = nn.Linear(3, 2).double()
+    tokens = torch.tensor([[0, 1, 4, 4], [2, 2, 1, 3]])
+    hot = F.one_hot(tokens, 5).double() * (tokens != 1).unsqueeze(-1)
+    body = nn.Linear(5, 3, bias=False).double()
+    body.weight.data = table.weight.data.T
+    one = lk.kron(nn.Sequential(table, nn.Tanh(), head), tokens, method="exact", sharing=sharing)
+    two = lk.kron(nn.Sequential(body, nn.Tanh(), head), hot, method="exact", sharing=sharing)
+    diagonal = one["0.weight"].input
+    assert diagonal is not None and two["0.weight"].input is not None
+    close(torch.diag_embed(diagonal) if sharing == "expand" else diagonal, two["0.weight"].input)
+    # The Linear layer has columns at padding, where its input is zero.
+    read = lk.kron(nn.Sequential(table, nn.Tanh()), tokens, method="exact", sharing=sharing)
+    assert read["0.weight"].output.shape == (1, 3, 3)
+
+
+def test_products_and_sums_are_linear_layers() -> None:
+    """Torch runs a Linear layer as one op or as two; written out, it has the same factors."""
+    layer, x = nn.Linear(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64)
+    nets = [
+        Net(lambda net, x: torch.tanh(net.layer(x)), layer=layer),
+        Net(lambda net, x: torch.tanh(x @ net.layer.weight.T + net.layer.bias), layer=layer),
+        Net(
+            lambda net, x: torch.tanh(
+                torch.einsum("nti,oi->nto", x, net.layer.weight) + net.layer.bias
+            ),
+            layer=layer,
+        ),
+    ]
+    strided = torch.randn(5, 3, 2, dtype=torch.float64).copy_(x.mT).mT
+    for sharing in SHARINGS:
+        first = lk.kron(nets[0], x, method="exact", sharing=sharing)
+        for net in nets:
+            for inputs in (x, strided):
+                found = lk.kron(net, inputs, method="exact", sharing=sharing)
+                for name in first:
+                    close(found.dense(name), first.dense(name))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+@pytest.mark.parametrize("route", ["rules", "autograd"])
+def test_calls_of_a_module_are_positions(sharing: Sharing, route: Any) -> None:
+    body = nn.Sequential(nn.Linear(3, 4), nn.Tanh()).double()
+    x, z = torch.randn(2, 5, 3, dtype=torch.float64)
+    twice = Net(lambda net, x, z: net.body(x) * net.body(z), body=body)
+    once = Net(lambda net, x: net.body(x).prod(1), body=body)
+    found = lk.kron(twice, ((x, z), None), method="exact", sharing=sharing, route=route)
+    wanted = lk.kron(once, torch.stack([x, z], 1), method="exact", sharing=sharing, route=route)
+    for name in wanted:
+        close(found.dense(name), wanted.dense(name))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_calls_of_a_conv_at_two_sizes(sharing: Sharing) -> None:
+    network = ZOO["conv-twice-at-two-sizes"]
+    model, x, _ = made(network)
+    found = lk.kron(model, x, method="exact", sharing=sharing)["conv.weight"]
+    assert isinstance(x, Tensor) and found.input is not None
+    patches = torch.cat(
+        [v.unfold(2, 3, 1).transpose(1, 2).flatten(2) for v in (x, F.avg_pool1d(x, 2))], 1
+    )
+    if sharing == "reduce":
+        patches = patches.mean(1, keepdim=True)
+    count = patches.shape[:2].numel()
+    close(found.input[0], torch.einsum("nta,ntb->ab", patches, patches) / count)
+
+
+@pytest.mark.parametrize("id", ["activation-twice", "norm-twice"])
+def test_scales_used_twice_have_their_exact_block(id: str) -> None:
+    model, x, y = made(ZOO[id])
+    found = lk.kron(model, (x, y), method="exact")
+    close(found.dense("1.weight"), oracle.block(oracle.ggn(model, x, y), model, "1.weight"))
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *("prelu-per-channel", "learned-scale", "layer-scale", "learned-exponent"),
+        *("scalar-temperature", "expanded-parameter", "instance-norm2d"),
+    ],
+)
+def test_scales_have_their_exact_block(id: str) -> None:
+    model, x, y = made(ZOO[id])
+    found = lk.kron(model, (x, y), method="exact")
+    matrix = oracle.ggn(model, x, y)
+    for name, module in [*model.named_modules(), ("", model)]:
+        for own, _ in module.named_parameters(prefix=name, recurse=False):
+            scales = isinstance(module, nn.PReLU | nn.InstanceNorm2d)
+            if scales or own in ("scale", "power", "temperature", "token"):
+                close(found.dense(own), oracle.block(matrix, model, own))
+
+
+@pytest.mark.parametrize("id", ["conv2d-groups", "u-net", "module-twice", "encoder-layer"])
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_routes_and_budgets_agree(id: str, sharing: Sharing) -> None:
+    model, x, y = made(ZOO[id])
+    first = lk.kron(model, (x, y), method="exact", sharing=sharing)
+    options: list[dict[str, Any]] = [{"route": "autograd"}, {"memory_budget": 1}]
+    for option in options:
+        other = lk.kron(model, (x, y), method="exact", sharing=sharing, **option)
+        for name in first:
+            close(other.dense(name), first.dense(name))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_columns_as_windows(sharing: Sharing) -> None:
+    """Images so large that columns are carried as windows, and a bottleneck."""
+    convs = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, padding=1, groups=2),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.Conv2d(4, 1, 3),
+    )
+    narrow = nn.Sequential(
+        nn.Linear(5, 2), nn.Tanh(), nn.Linear(2, 144), nn.Unflatten(1, (1, 12, 12))
+    )
+    for model, shape in ((convs, (1, 12, 12)), (nn.Sequential(narrow, *convs), (5,))):
+        model = model.double().eval()
+        x = torch.randn(1, *shape, dtype=torch.float64)
+        found = lk.kron(model, x, method="exact", sharing=sharing)
+        wanted = lk.kron(model, x, method="exact", sharing=sharing, route="autograd")
+        corrected = lk.kron_corrected(model, x, method="exact", basis=wanted)
+        other = lk.kron_corrected(model, x, method="exact", basis=wanted, route="autograd")
+        for name in wanted:
+            close(found[name].output, wanted[name].output)
+            close(corrected[name].values, other[name].values)
+
+
+@pytest.mark.parametrize("sampler", ["labels", "signs"])
+def test_samples_approach_the_exact_factors(sampler: Any) -> None:
+    model, x, y = made(ZOO["conv2d-stride"], "categorical")
+    exact = lk.kron(model, (x, y), "categorical", "exact")
+    draws = torch.Generator().manual_seed(1)
+    found = lk.kron(model, x, "categorical", "mc", samples=1000, sampler=sampler, generator=draws)
+    for name in exact:
+        gap = (found[name].output - exact[name].output).norm() / exact[name].output.norm()
+        assert gap < 0.25
+
+
+def test_merge() -> None:
+    model, _ = ZOO["conv2d-groups"].make()
+    x = torch.randn(21, 1, 4, 4, dtype=torch.float64)
+    whole = lk.kron(model, x, method="exact")
+    parts = lk.kron(model, [(x[i : i + 3],) for i in range(0, 21, 3)], method="exact")
+    shards = [lk.kron(model, part, method="exact") for part in x.split((4, 10, 7))]
+    merged = shards[0].merge(shards[1]).merge(shards[2])
+    assert whole.count == parts.count == merged.count == 21
+    for name in whole:
+        for other in (parts, merged):
+            close(other.dense(name), whole.dense(name))
+
+
+def test_merge_of_a_branch_that_some_shards_never_take() -> None:
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = torch.tanh(net.a(x))
+        return net.b(h.unsqueeze(2)).squeeze(2) if x.shape[0] == 3 else h
+
+    model = Net(run, a=nn.Linear(2, 2), b=nn.ConvTranspose1d(2, 2, 1)).double()
+    low, high = torch.randn(2, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    whole = lk.kron(model, [low, high], method="exact")
+    shards = [lk.kron(model, part, method="exact") for part in (low, high)]
+    assert not shards[0]["b.weight"].used
+    for merged in (shards[0].merge(shards[1]), shards[1].merge(shards[0])):
+        for name in whole:
+            close(merged.dense(name), whole.dense(name))
+
+
+def test_a_parameter_that_is_not_used_has_a_block_of_zeros() -> None:
+    model, x, y = made(ZOO["parameter-not-used"])
+    found = lk.kron(model, (x, y), method="exact")
+    assert not found["idle"].used and not found.dense("idle").any()
+    assert found.dense("idle").shape == (4, 4)
+
+
+@pytest.mark.parametrize(
+    ("id", "name", "words"),
+    [
+        ("weight-norm", "original0", "makes a weight out of it"),
+        ("low-rank-adapter", "a", "mm in the model"),
+        ("embedding-tied-to-linear", "table.weight", "as a weight and as an embedding"),
+        ("autoencoder-tied", "encoder.weight", "different layouts"),
+        ("cosine-classifier", "w", "div in the model"),
+    ],
+)
+def test_refused(id: str, name: str, words: str) -> None:
+    model, x, y = made(ZOO[id])
+    with pytest.raises(lk.Refused, match=f"{name} has no Kronecker factors.*{words}.*diag, blocks"):
+        lk.kron(model, (x, y))
+
+
+def test_refuses_a_block_that_is_too_large() -> None:
+    model = Net(lambda net, x: x + net.shift, shift=nn.Parameter(torch.zeros(1 << 15)))
+    with pytest.raises(lk.Refused, match=r"shift would need a factor \[32768, 32768\] of 4.0 GiB"):
+        lk.kron(model, torch.zeros(1, 1 << 15))
+
+
+def test_arguments() -> None:
+    model, x, _ = made(ZOO["linear"])
+    with pytest.raises(ValueError, match="sharing='both'"):
+        lk.kron(model, x, sharing="both")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="method='approx'"):
+        lk.kron(model, x, method="approx")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="'mc expand, .* and 'mc reduce, "):
+        a = lk.kron(model, x)
+        a.merge(lk.kron(model, x, sharing="reduce"))
+
+
+CORRECTED = (
+    *("linear-3d", "conv2d-groups", "conv2d-reflect", "conv-transpose1d-groups", "conv3d-uneven"),
+    *("embedding-padding-idx", "module-twice", "layer-norm", "encoder-layer", "matrix-product"),
+    *("frames-folded-into-samples", "prelu-per-channel", "one-sample"),
+)
+
+
+@pytest.mark.parametrize("id", CORRECTED)
+@pytest.mark.parametrize("sharing", SHARINGS)
+def test_corrected_eigenvalues(id: str, sharing: Sharing) -> None:
+    model, x, y = made(ZOO[id])
+    output = ZOO[id].output
+    plain = lk.kron(model, (x, y), method="exact", sharing=sharing, output=output)
+    found = lk.kron_corrected(model, (x, y), method="exact", sharing=sharing, output=output)
+    matrix = oracle.ggn(model, x, y, output=output)
+    for name, basis in found.items():
+        size = basis.values.numel()
+        unit = torch.eye(size, dtype=torch.float64).reshape(size, *basis.factors.shape)
+        q = basis.rotate(basis.factors.to_matrix(unit)).flatten(1)
+        close(q @ q.T, torch.eye(size, dtype=torch.float64))
+        block = oracle.block(matrix, model, name)
+        close(basis.values.flatten(), (q.T @ block @ q).diagonal())
+        close(basis.dense(), q @ torch.diag(basis.values.flatten()) @ q.T)
+        # No worse than the products of eigenvalues, in this basis.
+        error = (plain.dense(name) - block).norm()
+        assert (basis.dense() - block).norm() <= error + 1e-12 * block.norm()
+
+
+def test_corrected_eigenvalues_add_up_in_one_basis() -> None:
+    model, x, y = made(ZOO["conv2d-stride"])
+    assert isinstance(x, Tensor)
+    basis = lk.kron(model, x, method="exact")
+    whole = lk.kron_corrected(model, x, method="exact", basis=basis)
+    parts = [lk.kron_corrected(model, p, method="exact", basis=basis) for p in x.split(1)]
+    merged = parts[0].merge(parts[1]).merge(parts[2])
+    for name in whole:
+        close(merged[name].values, whole[name].values)
+    with pytest.raises(ValueError, match="one basis"):
+        whole.merge(lk.kron_corrected(model, x, method="exact"))
+    with pytest.raises(ValueError, match="read twice"):
+        lk.kron_corrected(model, iter([x]), method="exact")

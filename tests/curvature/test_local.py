@@ -1,0 +1,198 @@
+"""Columns as windows: the same diagonal as from whole images, for every op that windows pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from lapkernels.curvature import local, sections
+from tests.curvature import oracle
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 3, 3, padding=1)
+        self.inner = nn.Conv2d(3, 3, 3, padding=1)
+        self.norm = nn.BatchNorm2d(3)
+        self.last = nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        return self.last(h + self.norm(self.inner(h)).relu())
+
+
+class UNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Conv2d(1, 2, 3, padding=1)
+        self.norm = nn.BatchNorm2d(2)
+        self.low = nn.Conv2d(2, 3, 3, padding=1)
+        self.up = nn.Conv2d(5, 2, 3, padding=1)
+        self.head = nn.Conv2d(2, 1, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        high = self.norm(self.down(x)).relu()
+        low = self.low(nn.functional.max_pool2d(high, 2)).tanh()
+        wide = nn.functional.interpolate(low, scale_factor=2)
+        return self.head(self.up(torch.cat([high, wide], 1)).relu())
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(1, 2, 3, padding=1)
+        self.b = nn.Conv2d(1, 2, 3, padding=1)
+        self.head = nn.Conv2d(2, 1, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.a(x).sigmoid() * self.b(x) - 0.5 * self.a(x))
+
+
+def five() -> nn.Module:
+    layers = [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1), nn.Tanh()]
+    return nn.Sequential(*layers, nn.Conv2d(2, 2, 3, padding=1))
+
+
+def strided() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(3, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 3, padding=1)),
+        *(nn.ConvTranspose2d(4, 4, 3, stride=2, padding=1, output_padding=1), nn.Tanh()),
+        nn.Conv2d(4, 2, 3, padding=2, dilation=2),
+    )
+
+
+def one_dimension() -> nn.Module:
+    layers = [nn.Conv1d(2, 4, 5), nn.ReLU(), nn.Conv1d(4, 4, 3, groups=2)]
+    return nn.Sequential(*layers, nn.ConvTranspose1d(4, 2, 4, stride=3))
+
+
+def three_dimensions() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(1, 2, 2), nn.Tanh(), nn.Conv3d(2, 1, (1, 2, 3), padding=1))
+
+
+def no_activation() -> nn.Module:
+    return nn.Sequential(*(nn.Conv2d(a, b, 3, padding=1) for a, b in ((1, 2), (2, 2), (2, 1))))
+
+
+def pools() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(3, 2, padding=1), nn.Tanh()),
+        *(nn.Conv2d(2, 2, 3, padding=1), nn.AvgPool2d(2), nn.Tanh(), nn.Upsample(scale_factor=2)),
+        nn.Conv2d(2, 1, 3, padding=1),
+    )
+
+
+def uneven_upsampling() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Upsample(scale_factor=(2, 3))),
+        *(nn.Conv2d(2, 2, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2, 1, dilation=2)),
+        nn.Conv2d(2, 1, 3),
+    )
+
+
+def autoencoder() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(200, 2)),
+        *(nn.Linear(2, 50), nn.Tanh(), nn.Unflatten(1, (2, 5, 5))),
+        *(nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1), nn.Tanh()),
+        nn.Conv2d(3, 1, 3, padding=1),
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "five": (five, (2, 2, 9, 7)),
+    "strided": (strided, (2, 3, 10, 8)),
+    "one-dimension": (one_dimension, (3, 2, 20)),
+    "three-dimensions": (three_dimensions, (2, 1, 4, 5, 6)),
+    "no-activation": (no_activation, (2, 1, 8, 9)),
+    "residual": (Residual, (2, 2, 9, 9)),
+    "gated": (Gated, (2, 1, 8, 7)),
+    "u-net": (UNet, (2, 1, 8, 10)),
+    "pools": (pools, (2, 1, 12, 14)),
+    "uneven-upsampling": (uneven_upsampling, (2, 1, 6, 5)),
+    "autoencoder": (autoencoder, (2, 1, 10, 10)),
+}
+
+
+@pytest.fixture(params=NETWORKS)
+def network(request: pytest.FixtureRequest) -> tuple[nn.Module, Tensor]:
+    build, shape = NETWORKS[request.param]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build().double().eval()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                assert module.running_mean is not None and module.running_var is not None
+                module.running_mean.normal_()
+                module.running_var.uniform_(0.5, 2)
+        return model, torch.randn(*shape, dtype=torch.float64)
+
+
+@pytest.fixture(params=[20_000, None], ids=["small-tiles", "one-tile"])
+def budget(request: pytest.FixtureRequest) -> int | None:
+    return request.param
+
+
+def assert_same(found: lk.Diagonal, expected: dict[str, Tensor]) -> None:
+    for name, value in found.items():
+        scale = float(expected[name].abs().max())
+        assert float((value - expected[name]).abs().max()) <= 1e-12 * scale, name
+
+
+def test_windows_give_the_exact_diagonal(
+    network: tuple[nn.Module, Tensor], budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, x = network
+    jacobians, _ = oracle.jacobians(model, x)
+    expected = {name: j.square().sum((0, 1)) for name, j in jacobians.items()}
+    monkeypatch.setattr(local, "LEAST_SAVING", 0.0)
+    assert_same(lk.diag(model, x, memory_budget=budget), expected)
+
+
+@pytest.mark.parametrize("likelihood", ["bernoulli", "categorical"])
+@pytest.mark.parametrize("build", [five, no_activation], ids=["two-channels", "one-channel"])
+def test_windows_of_other_likelihoods(
+    build: Callable[[], nn.Module], likelihood: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = build().double()
+    x = torch.randn(2, 2 if build is five else 1, 7, 6, dtype=torch.float64)
+    monkeypatch.setattr(local, "LEAST_SAVING", float("inf"))
+    monkeypatch.setattr(sections, "QR_COST", float("inf"))
+    plain = lk.diag(model, x, likelihood)
+    monkeypatch.setattr(local, "LEAST_SAVING", 0.0)
+    assert_same(lk.diag(model, x, likelihood), dict(plain))
+
+
+def test_kronecker_factors_and_blocks_take_windows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = five().double(), torch.randn(2, 2, 6, 6, dtype=torch.float64)
+    plain = lk.kron(model, x, method="exact")
+    monkeypatch.setattr(local, "LEAST_SAVING", 0.0)
+    windowed = lk.kron(model, x, method="exact")
+    for name in plain:
+        torch.testing.assert_close(windowed.dense(name), plain.dense(name), rtol=1e-12, atol=1e-12)
+
+
+def test_windows_grow_by_the_receptive_field(capsys: pytest.CaptureFixture[str]) -> None:
+    layers: list[nn.Module] = []
+    for _ in range(5):
+        layers += [nn.Conv2d(3, 3, 3, padding=1), nn.Tanh()]
+    lk.diag(nn.Sequential(*layers[:-1]), torch.randn(1, 3, 32, 32), explain=True)
+    table = capsys.readouterr().out
+    for width in (1, 3, 5, 7, 9):
+        assert f"3072 windows of {width}×{width} in 32×32" in table
+
+
+def test_every_quantity_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = five(), torch.randn(2, 2, 12, 12)
+    lk.kron(model, x, method="exact", explain=True)
+    assert "288 windows of 1×1 in 12×12" in capsys.readouterr().out
+    lk.blocks(model, x, method="exact", by="kernel", explain=True)
+    assert "288 columns" in capsys.readouterr().out
+    lk.full(model, x, method="mc", samples=3, explain=True)
+    assert "3 columns" in capsys.readouterr().out

@@ -1,0 +1,168 @@
+"""Gauss-Newton products and largest eigenvalues against the dense matrix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from lapkernels.curvature.low_rank import largest_eigenvalues
+from tests.curvature import oracle, refusals
+from tests.curvature.zoo import ZOO, Network, params
+
+SHORT = (
+    *("linear-3d", "conv2d-groups", "conv-transpose2d-stride", "layer-norm", "module-twice"),
+    *("weight-norm", "u-net", "embedding", "scaled-dot-product", "lstm", "first-of-tuple"),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+
+
+def made(network: Network, likelihood: str = "gaussian") -> tuple[nn.Module, Any, Tensor]:
+    model, x = network.make()
+    return model, x, oracle.labels(oracle.call(model, x, network.output).detach(), likelihood)
+
+
+@pytest.mark.parametrize("network", params("linear", "conv", "norm", "tied", "attention")[::2])
+def test_products(network: Network) -> None:
+    model, x, y = made(network)
+    matrix = oracle.ggn(model, x, y, output=network.output)
+    v = torch.randn(len(matrix), 3, dtype=torch.float64)
+    found = lk.ggn_product(model, (x, y), v, output=network.output)
+    assert isinstance(found, Tensor)
+    close(found, matrix @ v)
+
+
+@pytest.mark.parametrize(
+    "id",
+    [
+        *("activation-hardsigmoid", "reduction-logcumsumexp", "parameter-not-used"),
+        *("named-output", "function-functional-relu-in-place", "conv2d-circular"),
+    ],
+)
+def test_products_of_unusual_models(id: str) -> None:
+    network = ZOO[id]
+    model, x, y = made(network)
+    matrix = oracle.ggn(model, x, y, output=network.output)
+    v = torch.randn(len(matrix), 2, dtype=torch.float64)
+    found = lk.ggn_product(model, (x, y), v, output=network.output)
+    assert isinstance(found, Tensor)
+    close(found, matrix @ v)
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "poisson"])
+def test_products_by_likelihood(likelihood: str) -> None:
+    model, x, y = made(ZOO["image-to-image"], likelihood)
+    matrix = oracle.ggn(model, x, y, likelihood)
+    v = torch.randn(len(matrix), dtype=torch.float64)
+    for budget in (None, 1):
+        found = lk.ggn_product(model, (x, y), v, likelihood, memory_budget=budget)
+        assert isinstance(found, Tensor)
+        close(found, matrix @ v)
+
+
+@pytest.mark.parametrize("case", refusals.params("handle")[:2])
+def test_products_with_custom_gradients(case: refusals.Case) -> None:
+    model, x = case.make()
+    y = oracle.labels(oracle.call(model, x).detach(), "gaussian")
+    matrix = oracle.ggn(model, x, y)
+    v = torch.randn(len(matrix), dtype=torch.float64)
+    found = lk.ggn_product(model, (x, y), v)
+    assert isinstance(found, Tensor)
+    close(found, matrix @ v)
+
+
+def test_products_by_name_over_batches() -> None:
+    model, x, y = made(ZOO["conv2d-stride"])
+    assert isinstance(x, Tensor)
+    named = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    flat = torch.cat([v.flatten() for v in named.values()])
+    batches = list(zip(x.split(1), y.split(1), strict=True))
+    found = lk.ggn_product(model, batches, named)
+    assert isinstance(found, dict)
+    wanted = oracle.ggn(model, x, y) @ flat
+    close(torch.cat([found[name].flatten() for name in named]), wanted)
+    some = lk.ggn_product(model, batches, {"3.bias": torch.ones(2).double()}, params="3.bias")
+    assert isinstance(some, dict)
+    close(some["3.bias"], torch.full((2,), 3.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("id", SHORT)
+def test_low_rank(id: str) -> None:
+    network = ZOO[id]
+    model, x, y = made(network)
+    matrix = oracle.ggn(model, x, y, output=network.output)
+    draws = torch.Generator().manual_seed(0)
+    found = lk.low_rank(model, (x, y), 4, output=network.output, generator=draws, tolerance=1e-9)
+    values = torch.linalg.eigvalsh(matrix).flip(0)
+    close(found.values, values[:4])
+    close(found.vectors.T @ found.vectors, torch.eye(4, dtype=torch.float64))
+    residual = (matrix @ found.vectors - found.vectors * found.values).norm(dim=0)
+    assert bool((residual <= 2e-9 * values[0]).all())
+    assert found.slices == oracle.slices(model) and found.count == network.samples
+
+
+def test_all_eigenvalues() -> None:
+    model, x, y = made(ZOO["linear-2d"])
+    matrix = oracle.ggn(model, x, y)
+    found = lk.low_rank(model, [(x, y)], len(matrix))
+    close(found.dense(), matrix)
+    assert bool((found.values >= 0).all())
+
+
+def test_seeded() -> None:
+    model, x, y = made(ZOO["conv2d-stride"])
+    first, second = (
+        lk.low_rank(model, (x, y), 3, generator=torch.Generator().manual_seed(5)) for _ in range(2)
+    )
+    assert first.vectors.equal(second.vectors)
+
+
+def test_restarts_find_close_eigenvalues() -> None:
+    """A spectrum without gaps, for which the space has to be cut down many times."""
+    size, rank = 300, 5
+    q = torch.linalg.qr(torch.randn(size, size, dtype=torch.float64)).Q
+    values = torch.linspace(1.0, 0.0, size, dtype=torch.float64).square()
+    matrix = (q * values) @ q.T
+    start = torch.linalg.qr(torch.randn(size, rank + 3, dtype=torch.float64)).Q
+    found, vectors, residuals = largest_eigenvalues(lambda v: matrix @ v, start, rank, 1e-9, 500)
+    close(found, values[:rank], 1e-9)
+    close(vectors.T @ vectors, torch.eye(rank, dtype=torch.float64))
+    assert float(residuals.max()) < 1e-9
+    with pytest.raises(lk.Refused, match="max_sweeps=2 .* more than tolerance=1.0e-09"):
+        largest_eigenvalues(lambda v: matrix @ v, start, rank, 1e-9, 2)
+
+
+def test_float32() -> None:
+    model, x = ZOO["conv2d-stride"].make(torch.float32)
+    wanted = torch.linalg.eigvalsh(oracle.ggn(model, x, torch.zeros(3, 2))).flip(0)[:3]
+    close(lk.low_rank(model, x, 3).values.double(), wanted, 1e-4)
+
+
+def test_refuses_ops_without_derivatives_of_their_backward() -> None:
+    model, x, y = made(ZOO["prototypes"])
+    with pytest.raises(lk.Refused, match="neither by differentiating twice .*cdist_backward"):
+        lk.ggn_product(model, (x, y), torch.ones(14, dtype=torch.float64))
+
+
+def test_refusals() -> None:
+    model, x, y = made(ZOO["linear"])
+    with pytest.raises(ValueError, match="rank=17: 1 to 16"):
+        lk.low_rank(model, x, 17)
+    with pytest.raises(ValueError, match="iterator"):
+        lk.low_rank(model, iter([x]), 2)
+    with pytest.raises(ValueError, match=r"\[P\] or \[P, K\] with P = 16"):
+        lk.ggn_product(model, x, torch.ones(3).double())
+    with pytest.raises(ValueError, match="vector has entries"):
+        lk.ggn_product(model, x, {"weight": torch.ones(4, 3).double()})

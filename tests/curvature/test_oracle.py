@@ -1,0 +1,292 @@
+"""The oracle against hand calculation, torch.func and cases where an approximation is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jacrev
+from torch.func import hessian as func_hessian
+
+from tests.curvature import dags, oracle
+from tests.curvature.zoo import Net
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)
+
+
+def small() -> tuple[nn.Module, Tensor]:
+    model = nn.Sequential(nn.Conv1d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(9, 2)).double()
+    return model, torch.randn(3, 2, 4, dtype=torch.float64)
+
+
+def named(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+def flat_function(
+    model: nn.Module, x: Tensor, y: Tensor, likelihood: str
+) -> tuple[Callable[[Tensor], Tensor], Tensor]:
+    """The summed loss as a function of all parameters in one vector."""
+    own = named(model)
+
+    def loss(vector: Tensor) -> Tensor:
+        parts = vector.split([p.numel() for p in own.values()])
+        shaped = {name: v.reshape(own[name].shape) for name, v in zip(own, parts, strict=True)}
+        return oracle.LIKELIHOODS[likelihood](functional_call(model, shaped, (x,)), y)
+
+    return loss, torch.cat([p.reshape(-1) for p in own.values()])
+
+
+def test_ggn_by_hand() -> None:
+    # f = w x + b on x = 2 and x = 3: J = (x, 1).
+    model = nn.Linear(1, 1)
+    x = torch.tensor([[2.0], [3.0]])
+    wanted = torch.tensor([[13.0, 5.0], [5.0, 2.0]], dtype=torch.float64)
+    assert oracle.ggn(model, x, torch.zeros(2, 1)).equal(wanted)
+    assert oracle.diag(wanted, model)["weight"].equal(wanted[:1, :1])
+    assert oracle.block(wanted, model, "weight", "bias").equal(wanted[:1, 1:])
+
+
+def test_empirical_by_hand() -> None:
+    # Residuals are f - y = 2 w + b - y: 1 and -2; gradients (2, 1) and (-6, -2).
+    model = nn.Linear(1, 1)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+        model.bias.fill_(0.0)
+    x, y = torch.tensor([[2.0], [3.0]]), torch.tensor([[1.0], [5.0]])
+    wanted = torch.tensor([[40.0, 14.0], [14.0, 5.0]], dtype=torch.float64)
+    assert oracle.empirical(model, x, y).equal(wanted)
+
+
+@pytest.mark.parametrize(
+    ("likelihood", "f", "y", "wanted"),
+    [
+        ("gaussian", [[3.0, 1.0]], [[0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]),
+        ("categorical", [[0.0, 0.0]], [1], [[0.25, -0.25], [-0.25, 0.25]]),
+        ("bernoulli", [[0.0]], [[1.0]], [[0.25]]),
+        ("poisson", [[0.0]], [[3.0]], [[1.0]]),
+    ],
+)
+def test_output_hessian_by_hand(
+    likelihood: str, f: list[list[float]], y: list[object], wanted: list[list[float]]
+) -> None:
+    found = oracle.output_hessian(torch.tensor(f), torch.tensor(y), likelihood)
+    torch.testing.assert_close(found, torch.tensor([wanted], dtype=torch.float64))
+
+
+def test_jacobians_are_those_of_torch_func() -> None:
+    model, x = small()
+    found, f = oracle.jacobians(model, x)
+    torch.testing.assert_close(f, model(x).detach())
+    wanted = jacrev(lambda p: functional_call(model, p, (x,)))(named(model))
+    assert list(found) == list(wanted)
+    for name, j in found.items():
+        torch.testing.assert_close(j, wanted[name])
+
+
+def test_jacobians_add_the_uses_of_a_tied_parameter() -> None:
+    first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
+    second.weight = first.weight
+    model = nn.Sequential(first, second).double()
+    x = torch.randn(1, 2, dtype=torch.float64)
+    found, _ = oracle.jacobians(model, x)
+    assert list(found) == ["0.weight"]
+    wanted = jacrev(lambda w: x @ w.T @ w.T)(first.weight.detach())
+    torch.testing.assert_close(found["0.weight"], wanted)
+
+
+def test_frozen_and_unused_parameters() -> None:
+    model, x = small()
+    model.extra = nn.Parameter(torch.zeros(2))
+    model.get_submodule("0").requires_grad_(False)
+    found, _ = oracle.jacobians(model, x)
+    assert list(found) == ["extra", "3.weight", "3.bias"]
+    assert not found["extra"].any() and found["3.weight"].all(dim=0).any()
+
+
+@pytest.mark.parametrize("likelihood", oracle.LIKELIHOODS)
+def test_hessian_is_that_of_torch_func(likelihood: str) -> None:
+    model, x = small()
+    y = oracle.labels(model(x), likelihood)
+    loss, vector = flat_function(model, x, y, likelihood)
+    wanted = func_hessian(loss)(vector)
+    torch.testing.assert_close(oracle.hessian(model, x, y, likelihood), wanted)
+
+
+@pytest.mark.parametrize("likelihood", oracle.LIKELIHOODS)
+def test_ggn_is_the_hessian_of_a_linear_model(likelihood: str) -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Flatten()).double()
+    x = torch.randn(3, 1, 3, 3, dtype=torch.float64)
+    y = oracle.labels(model(x), likelihood)
+    loss, vector = flat_function(model, x, y, likelihood)
+    torch.testing.assert_close(oracle.ggn(model, x, y, likelihood), func_hessian(loss)(vector))
+
+
+def test_inputs_by_position_and_by_name_are_the_same() -> None:
+    model = nn.Bilinear(2, 3, 2)
+    x = (torch.randn(4, 2), torch.randn(4, 3))
+    by_name = {"input1": x[0], "input2": x[1]}
+    y = torch.zeros(4, 2)
+    assert oracle.ggn(model, x, y).equal(oracle.ggn(model, by_name, y))
+
+
+def test_blocks_are_rows_and_columns_of_the_matrix() -> None:
+    model = nn.Conv1d(2, 3, 2)
+    matrix = torch.arange(15.0 * 15).reshape(15, 15)
+    rows = matrix[:12, :12].reshape(3, 2, 2, 3, 2, 2)
+    neurons = oracle.neuron_blocks(matrix, model, "weight")
+    kernels = oracle.kernel_blocks(matrix, model, "weight")
+    for o in range(3):
+        assert neurons[o].equal(rows[o, :, :, o].reshape(4, 4))
+        for i in range(2):
+            assert kernels[o, i].equal(rows[o, i, :, o, i])
+    assert oracle.layer_block(matrix, model, ["weight", "bias"]).equal(matrix)
+
+
+def test_neuron_blocks_of_a_transposed_convolution_cover_one_output() -> None:
+    model = nn.ConvTranspose1d(4, 6, 2, groups=2, bias=False).double()
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    matrix = oracle.ggn(model, x, model(x).detach())
+    found = oracle.neuron_blocks(matrix, model, "weight", transposed_groups=2)
+    assert found.shape == (6, 4, 4)
+    # Different outputs share no curvature, so the blocks hold all there is.
+    torch.testing.assert_close(found.square().sum(), matrix.square().sum())
+
+
+KFAC_LAYERS = {
+    "linear": (lambda: nn.Linear(3, 2), (3,)),
+    "linear-positions": (lambda: nn.Linear(3, 2), (4, 3)),
+    "conv1d": (lambda: nn.Conv1d(2, 2, 2, stride=2, padding=1), (2, 3)),
+    "conv2d-groups": (lambda: nn.Conv2d(2, 4, 2, groups=2), (2, 3, 3)),
+    "conv2d-reflect": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), (1, 3, 3)),
+    "conv-transpose1d": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2), (2, 3)),
+    "conv-transpose2d-groups": (lambda: nn.ConvTranspose2d(4, 2, 2, groups=2), (4, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("name", KFAC_LAYERS)
+def test_kfac_reduce_is_exact_for_a_summed_layer_and_one_sample(name: str) -> None:
+    build, shape = KFAC_LAYERS[name]
+    layer = build().double()
+
+    class Summed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = layer
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.layer(x)
+            z = z.movedim(-1, 1) if isinstance(layer, nn.Linear) else z
+            return z.reshape(1, z.shape[1], -1).mean(2)
+
+    model, x = Summed(), torch.randn(1, *shape, dtype=torch.float64)
+    y = torch.zeros_like(model(x))
+    found = oracle.kfac(model, x, y, sharing="reduce")["layer"]
+    assert found[0].dim() == found[1].dim() == 3
+    groups = getattr(layer, "groups", 1)
+    neurons = oracle.neuron_blocks(
+        oracle.ggn(model, x, y),
+        model,
+        "layer.weight",
+        groups if "Transpose" in type(layer).__name__ else None,
+    )
+    # sbar = 1 for the mean, so that B is the identity and a neuron's block is A.
+    a = found[0].repeat_interleave(neurons.shape[0] // groups, 0)
+    torch.testing.assert_close(found[1], torch.eye(found[1].shape[1]).double().expand_as(found[1]))
+    torch.testing.assert_close(neurons, a)
+
+
+def test_kfac_expand_is_exact_at_one_position_and_one_sample() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x = torch.randn(1, 2, dtype=torch.float64)
+    y = oracle.labels(model(x), "categorical")
+    matrix = oracle.ggn(model, x, y, "categorical")
+    for name, (a, b) in oracle.kfac(model, x, y, "categorical").items():
+        torch.testing.assert_close(
+            torch.kron(b[0], a[0]), oracle.block(matrix, model, f"{name}.weight")
+        )
+
+
+def test_kfac_expand_is_exact_for_linear_outputs_per_position() -> None:
+    # Every position is an output of its own, so that B = T sum_n I and A sums over all of them.
+    model = nn.Linear(2, 3).double()
+    x = torch.randn(2, 4, 2, dtype=torch.float64)
+    a, b = oracle.kfac(model, x, torch.zeros(2, 4, 3), joint_bias=True)[""]
+    rows = torch.cat([x.reshape(8, 2), torch.ones(8, 1).double()], 1)
+    torch.testing.assert_close(a[0], rows.T @ rows / 4)
+    torch.testing.assert_close(b[0], 8 * torch.eye(3).double())
+
+
+def test_kfac_finds_positions_wherever_the_sample_dimension_is() -> None:
+    layer = nn.Linear(3, 2).double()
+    x = torch.randn(2, 4, 3, dtype=torch.float64)
+    y = oracle.labels(layer(x), "gaussian")
+    second = Net(lambda net, x: net.layer(x.transpose(0, 1)).transpose(0, 1), layer=layer)
+    folded = Net(lambda net, x: net.layer(x.flatten(0, 1)).unflatten(0, (-1, 4)), layer=layer)
+    for sharing in ("expand", "reduce"):
+        wanted = oracle.kfac(layer, x, y, sharing=sharing)[""]
+        for model in (second, folded):
+            found = oracle.kfac(model, x, y, sharing=sharing)["layer"]
+            torch.testing.assert_close(found, wanted)
+
+
+def test_kfac_refuses_a_layer_used_twice_and_leaves_out_what_is_frozen() -> None:
+    layer = nn.Linear(2, 2)
+    x, y = torch.randn(2, 2), torch.zeros(2, 2)
+    with pytest.raises(ValueError, match="more than once"):
+        oracle.kfac(nn.Sequential(layer, layer), x, y)
+    layer.weight.requires_grad_(False)
+    assert list(oracle.kfac(nn.Sequential(layer, nn.Linear(2, 2)), x, y)) == ["1"]
+
+
+def test_scalar_parameters_have_a_place_in_matrices() -> None:
+    model = Net(lambda net, x: net.scale.exp() * x, scale=nn.Parameter(torch.tensor(0.0)))
+    x = torch.tensor([[1.0], [2.0]])
+    # With e^s = 1 and y = 0, the loss x^2 e^2s / 2 has second derivative 2 x^2, its GGN x^2.
+    y = torch.zeros(2, 1)
+    assert oracle.ggn(model, x, y).tolist() == [[5.0]]
+    assert oracle.hessian(model, x, y).tolist() == [[10.0]]
+    assert oracle.empirical(model, x, y).tolist() == [[17.0]]
+    assert oracle.diag(oracle.ggn(model, x, y), model)["scale"].shape == ()
+
+
+@pytest.mark.parametrize("name", dags.DAGS)
+def test_stages_are_the_module(name: str) -> None:
+    dag = dags.make(name)
+    values = oracle.run_stages(dag.stages, dag.parameters, dag.x)
+    torch.testing.assert_close(values[-1], dag.module(dag.x))
+    used = {parameter for stage in dag.stages for parameter in stage.parameters}
+    assert used == set(dag.parameters)
+
+
+@pytest.mark.parametrize("name", dags.DAGS)
+def test_approx_diagonal_is_exact_where_nothing_is_lost(name: str) -> None:
+    dag = dags.make(name)
+    y = oracle.labels(dag.module(dag.x), "poisson")
+    found = oracle.approx_diagonal(dag.stages, dag.parameters, dag.x, y, "poisson")
+    exact = oracle.diag(oracle.ggn(dag.module, dag.x, y, "poisson"), dag.module)
+    same = all(torch.allclose(found[parameter], exact[parameter]) for parameter in exact)
+    assert same == (name in dags.EXACT)
+    assert all(d.any() for d in found.values())
+
+
+def test_approx_diagonal_by_hand() -> None:
+    # f = v tanh(u x): m at the output is 1, v^2 behind the product, (v (1 - h^2))^2 before tanh.
+    stages = [
+        oracle.Stage(torch.mul, (0,), ("u",)),
+        oracle.Stage(torch.tanh, (1,)),
+        oracle.Stage(torch.matmul, (2,), ("v",)),
+    ]
+    x = torch.tensor([[0.5, -1.0]], dtype=torch.float64)
+    u = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    v = torch.tensor([[3.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
+    found = oracle.approx_diagonal(stages, {"u": u, "v": v}, x, torch.zeros(1, 2))
+    h = torch.tanh(u * x)
+    m = torch.tensor([[10.0, 4.0]]).double() * (1 - h.square()).square()
+    torch.testing.assert_close(found["u"], (m * x.square())[0])
+    torch.testing.assert_close(found["v"], h.square().T.expand(2, 2))

@@ -1,0 +1,150 @@
+"""Predictive variance and covariance against explicit Jacobians."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from tests.curvature import oracle
+from tests.curvature.zoo import ZOO, Network, params
+
+GROUPS = (
+    *("linear", "conv", "transposed", "embedding", "norm", "image-output", "tied"),
+    *("computed-weight", "attention", "sizes", "several-outputs"),
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
+def close(a: Tensor, b: Tensor) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * float(b.abs().max()))
+
+
+def variances(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.rand_like(p) + 0.1 for name, p in oracle.trainable(model).items()}
+
+
+def covariance(network: Network, model: nn.Module, x: Any, variance: dict[str, Tensor]) -> Tensor:
+    """[N, D, D] of explicit Jacobians."""
+    found, _ = oracle.jacobians(model, x, network.output)
+    return sum(
+        torch.einsum(
+            "ndp,p,nep->nde", found[name].flatten(2), value.flatten(), found[name].flatten(2)
+        )
+        if value.dim()
+        else value * found[name].unsqueeze(2) * found[name].unsqueeze(1)
+        for name, value in variance.items()
+    )  # pyright: ignore[reportReturnType]
+
+
+@pytest.mark.parametrize("network", params(*GROUPS))
+def test_zoo(network: Network) -> None:
+    model, x = network.make()
+    variance = variances(model)
+    wanted = covariance(network, model, x, variance)
+    f = oracle.call(model, x, network.output)
+    found = lk.predictive_variance(model, x, variance, output=network.output)
+    assert found.shape == f.shape
+    close(found.reshape(len(f), -1), wanted.diagonal(dim1=1, dim2=2))
+    close(lk.predictive_covariance(model, x, variance, output=network.output), wanted)
+
+
+@pytest.mark.parametrize("id", ["conv2d-groups", "u-net", "module-twice", "weight-norm", "decoder"])
+@pytest.mark.parametrize("option", [{"route": "autograd"}, {"memory_budget": 1}], ids=str)
+def test_routes_and_budgets(id: str, option: dict[str, Any]) -> None:
+    network = ZOO[id]
+    model, x = network.make()
+    variance = variances(model)
+    wanted = covariance(network, model, x, variance)
+    found = lk.predictive_variance(model, x, variance, **option)
+    close(found.flatten(1), wanted.diagonal(dim1=1, dim2=2))
+    close(lk.predictive_covariance(model, x, variance, **option), wanted)
+
+
+def test_some_chunks_of_columns() -> None:
+    network = ZOO["image-to-image"]
+    model, x = network.make()
+    variance = variances(model)
+    wanted = covariance(network, model, x, variance)
+    for budget in (30_000, 60_000):
+        close(lk.predictive_covariance(model, x, variance, memory_budget=budget), wanted)
+
+
+def test_selected_outputs() -> None:
+    network = ZOO["image-to-image"]
+    model, x = network.make()
+    variance = variances(model)
+    wanted = covariance(network, model, x, variance)
+    same = torch.tensor([3, 17, 3])
+    close(
+        lk.predictive_variance(model, x, variance, outputs=same),
+        wanted.diagonal(dim1=1, dim2=2)[:, same],
+    )
+    close(
+        lk.predictive_covariance(model, x, variance, outputs=same),
+        wanted[:, same][:, :, same],
+    )
+    own = torch.tensor([[0, 5], [31, 2]])
+    rows = torch.arange(2)[:, None]
+    close(
+        lk.predictive_variance(model, x, variance, outputs=own),
+        wanted.diagonal(dim1=1, dim2=2).gather(1, own),
+    )
+    close(
+        lk.predictive_covariance(model, x, variance, outputs=own),
+        wanted[rows[:, :, None], own[:, :, None], own[:, None, :]],
+    )
+
+
+def test_parameters_without_variance_are_known() -> None:
+    network = ZOO["conv2d-stride"]
+    model, x = network.make()
+    variance = variances(model)
+    some = {name: value for name, value in variance.items() if name.startswith("3")}
+    found = lk.predictive_variance(model, x, some)
+    wanted = covariance(network, model, x, some)
+    close(found, wanted.diagonal(dim1=1, dim2=2))
+
+
+def test_two_inputs() -> None:
+    network = ZOO["two-inputs"]
+    model, x = network.make()
+    variance = variances(model)
+    wanted = covariance(network, model, x, variance)
+    close(lk.predictive_covariance(model, x, variance), wanted)
+
+
+def test_float32_variances_are_not_negative() -> None:
+    model, x = ZOO["saturated"].make(torch.float32)
+    found = lk.predictive_variance(model, x, variances(model))
+    assert found.dtype == torch.float32 and bool((found >= 0).all())
+
+
+def test_refusals() -> None:
+    model, x = ZOO["linear-2d"].make()
+    variance = variances(model)
+    with pytest.raises(ValueError, match="no parameters of the model: .'3.weight'."):
+        lk.predictive_variance(model, x, {**variance, "3.weight": torch.ones(1)})
+    with pytest.raises(ValueError, match="variance is empty"):
+        lk.predictive_variance(model, x, {})
+    with pytest.raises(ValueError, match="variance of 0.bias has shape .3,."):
+        lk.predictive_variance(model, x, {**variance, "0.bias": torch.ones(3).double()})
+    for bad in (-1.0, float("nan"), float("inf")):
+        value = torch.ones(5, dtype=torch.float64)
+        value[2] = bad
+        with pytest.raises(ValueError, match=f"variance of 0.bias holds {bad}"):
+            lk.predictive_covariance(model, x, {**variance, "0.bias": value})
+    with pytest.raises(ValueError, match="outputs holds 2: 0 to 1"):
+        lk.predictive_variance(model, x, variance, outputs=torch.tensor([0, 2]))
+    with pytest.raises(ValueError, match="outputs has 2 rows, but there are"):
+        lk.predictive_variance(model, x, variance, outputs=torch.zeros(2, 1).long())
+    with pytest.raises(ValueError, match="flat indices"):
+        lk.predictive_variance(model, x, variance, outputs=torch.zeros(2))

@@ -1,0 +1,68 @@
+"""Variances passed forward: the transpose of the approximate diagonal."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from tests.curvature import dags, oracle
+from tests.curvature.zoo import ZOO
+
+
+def variances(model: nn.Module) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return {
+        name: torch.rand(p.shape, generator=generator, dtype=torch.float64).to(p.dtype) + 0.1
+        for name, p in model.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("name", dags.DAGS)
+def test_it_is_the_transpose_of_the_approximate_diagonal(name: str) -> None:
+    dag = dags.make(name)
+    variance = variances(dag.module)
+    found = lk.propagated_variance(dag.module, dag.x, variance).flatten(1)
+    for n in range(len(dag.x)):
+        for j in range(found.shape[1]):
+
+            def one_output(f: Tensor, y: Tensor, j: int = j) -> Tensor:
+                return 0.5 * f.flatten()[j] ** 2
+
+            x = dag.x[n : n + 1]
+            y = oracle.labels(dag.module(x), "gaussian")
+            d = oracle.approx_diagonal(dag.stages, dag.parameters, x, y, one_output)
+            expected = sum((variance[p] * d[p]).sum() for p in d)
+            torch.testing.assert_close(found[n, j], expected, rtol=1e-9, atol=1e-12)
+
+
+def test_one_layer_is_exact() -> None:
+    torch.manual_seed(0)
+    model = nn.Conv2d(2, 3, 3, stride=2, padding=1, groups=1).double()
+    x = torch.randn(2, 2, 6, 5, dtype=torch.float64)
+    variance = variances(model)
+    exact = lk.predictive_variance(model, x, variance)
+    torch.testing.assert_close(lk.propagated_variance(model, x, variance), exact)
+
+
+def test_a_two_layer_network_by_the_formula() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    x = torch.randn(5, 3, dtype=torch.float64)
+    v = variances(model)
+    z = model[0](x)
+    variance = (x.square() @ v["0.weight"].T + v["0.bias"]) * (1 - z.tanh().square()).square()
+    head = model[2]
+    assert isinstance(head, nn.Linear)
+    variance = z.tanh().square() @ v["2.weight"].T + variance @ head.weight.square().T + v["2.bias"]
+    torch.testing.assert_close(lk.propagated_variance(model, x, v), variance.detach())
+
+
+def test_unknown_parameters_and_models_without_rules_are_refused() -> None:
+    model, x = nn.Linear(2, 2), torch.randn(3, 2)
+    with pytest.raises(ValueError, match="no parameters of the model"):
+        lk.propagated_variance(model, x, {"other": torch.ones(2)})
+    model, x = ZOO["weight-norm"].make()
+    with pytest.raises(lk.Refused, match="expression of parameters"):
+        lk.propagated_variance(model, x, variances(model))

@@ -1,0 +1,332 @@
+"""Networks that are not chains: skips, products, ways that samples take on their own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.curvature.zoo.network import Net, Network, grouped, parameter
+
+
+def _conv(inputs: int, outputs: int, size: int = 3) -> nn.Conv2d:
+    return nn.Conv2d(inputs, outputs, size, padding=size // 2)
+
+
+def _squeeze_excite(net: Any, x: Tensor) -> Tensor:
+    x = torch.tanh(net.stem(x))
+    scale = torch.sigmoid(net.up(F.silu(net.down(x.mean((2, 3))))))
+    return net.head((x * scale[:, :, None, None]).mean((2, 3)))
+
+
+def _u_net(net: Any, x: Tensor) -> Tensor:
+    skip = F.silu(net.down(x))
+    low = F.silu(net.middle(F.max_pool2d(skip, 2)))
+    return net.up(torch.cat([net.grow(low), skip], 1))
+
+
+def _dense_block(net: Any, x: Tensor) -> Tensor:
+    x = torch.cat([x, torch.tanh(net.first(x))], 1)
+    x = torch.cat([x, torch.tanh(net.second(x))], 1)
+    return net.head(x)
+
+
+SKIPS = grouped(
+    "skip",
+    [
+        Network(
+            "residual",
+            lambda: Net(
+                lambda net, x: net.head(x + net.second(torch.tanh(net.first(x)))),
+                first=nn.Linear(3, 4),
+                second=nn.Linear(4, 3),
+                head=nn.Linear(3, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "residual-behind-parameters",
+            lambda: Net(
+                lambda net, x: net.head((h := net.stem(x)) + torch.tanh(net.body(h))),
+                stem=nn.Linear(3, 4),
+                body=nn.Linear(4, 4),
+                head=nn.Linear(4, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "residual-in-place",
+            lambda: Net(
+                lambda net, x: net.head(net.body(torch.tanh(h := net.stem(x))).add_(h)),
+                stem=nn.Linear(3, 4),
+                body=nn.Linear(4, 4),
+                head=nn.Linear(4, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "residual-difference",
+            lambda: Net(
+                lambda net, x: net.head(2.0 * (h := net.stem(x)) - torch.tanh(net.body(h)) / 3.0),
+                stem=nn.Linear(3, 4),
+                body=nn.Linear(4, 4),
+                head=nn.Linear(4, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "residual-conv-batch-norm",
+            lambda: Net(
+                lambda net, x: net.head(
+                    F.relu(net.skip(x) + net.norm(net.body(F.relu(net.stem(x))))).mean((2, 3))
+                ),
+                stem=_conv(2, 3),
+                body=_conv(3, 3),
+                norm=nn.BatchNorm2d(3),
+                skip=nn.Conv2d(2, 3, 1),
+                head=nn.Linear(3, 2),
+            ),
+            (2, 4, 4),
+        ),
+        Network(
+            "dense-concatenation",
+            lambda: Net(
+                _dense_block, first=nn.Linear(3, 3), second=nn.Linear(6, 3), head=nn.Linear(9, 2)
+            ),
+            (3,),
+        ),
+        Network(
+            "u-net",
+            lambda: Net(
+                _u_net,
+                down=_conv(1, 2),
+                middle=_conv(2, 3),
+                grow=nn.ConvTranspose2d(3, 2, 2, stride=2),
+                up=_conv(4, 2),
+            ),
+            (1, 4, 4),
+            "image",
+        ),
+        Network(
+            "sum-of-three-branches",
+            lambda: Net(
+                lambda net, x: sum(torch.tanh(branch(x)) for branch in net.branches),
+                branches=nn.ModuleList([nn.Linear(3, 2) for _ in range(3)]),
+            ),
+            (3,),
+        ),
+        Network(
+            "module-dict",
+            lambda: Net(
+                lambda net, x: net.parts["b"](torch.tanh(net.parts["a"](x))),
+                parts=nn.ModuleDict({"b": nn.Linear(4, 2), "a": nn.Linear(3, 4)}),
+            ),
+            (3,),
+        ),
+    ],
+)
+
+PRODUCTS = grouped(
+    "product",
+    [
+        Network(
+            "gate",
+            lambda: Net(
+                lambda net, x: net.head(net.value(x) * torch.sigmoid(net.gate(x))),
+                value=nn.Linear(3, 4),
+                gate=nn.Linear(3, 4),
+                head=nn.Linear(4, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "gated-mlp",
+            lambda: Net(
+                lambda net, x: net.down(F.silu(net.gate(h := net.norm(net.stem(x)))) * net.up(h)),
+                stem=nn.Linear(3, 4),
+                norm=nn.RMSNorm(4),
+                gate=nn.Linear(4, 5, bias=False),
+                up=nn.Linear(4, 5, bias=False),
+                down=nn.Linear(5, 2, bias=False),
+            ),
+            (3, 3),
+            "sequence",
+        ),
+        Network(
+            "squeeze-excite",
+            lambda: Net(
+                _squeeze_excite,
+                stem=_conv(1, 4),
+                down=nn.Linear(4, 2),
+                up=nn.Linear(2, 4),
+                head=nn.Linear(4, 3),
+            ),
+            (1, 4, 4),
+        ),
+        Network(
+            "quotient",
+            lambda: Net(
+                lambda net, x: net.top(x) / (1.0 + net.bottom(x).square()),
+                top=nn.Linear(3, 2),
+                bottom=nn.Linear(3, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "mixture-of-experts",
+            lambda: Net(
+                lambda net, x: torch.einsum(
+                    "ne,neo->no",
+                    net.router(x).softmax(1),
+                    torch.stack([expert(x) for expert in net.experts], 1),
+                ),
+                router=nn.Linear(3, 2),
+                experts=nn.ModuleList([nn.Linear(3, 2) for _ in range(2)]),
+            ),
+            (3,),
+        ),
+        Network(
+            "two-inputs",
+            lambda: Net(
+                lambda net, x, z: net.head(torch.tanh(net.left(x)) * net.right(z)),
+                left=nn.Linear(2, 3),
+                right=nn.Linear(4, 3),
+                head=nn.Linear(3, 2),
+            ),
+            lambda n: (torch.randn(n, 2), torch.randn(n, 4)),
+        ),
+        Network(
+            "named-inputs",
+            lambda: Net(
+                lambda net, image, scale: net.head(net.conv(image).mean((2, 3)) * scale),
+                conv=_conv(1, 3),
+                head=nn.Linear(3, 2),
+            ),
+            lambda n: {"scale": torch.rand(n, 1) + 0.5, "image": torch.randn(n, 1, 3, 3)},
+        ),
+        Network(
+            "cosine-similarity",
+            lambda: Net(
+                lambda net, x, z: F.cosine_similarity(net.left(x), net.right(z))[:, None],
+                left=nn.Linear(3, 4),
+                right=nn.Linear(2, 4),
+            ),
+            lambda n: (torch.randn(n, 3), torch.randn(n, 2)),
+        ),
+    ],
+)
+
+
+def _each_sample(net: Any, x: Tensor) -> Tensor:
+    """Samples one by one, without their dimension, through branches that they choose."""
+    rows = [net.left(row) if row.sum() > 0 else torch.tanh(net.right(row)) for row in x]
+    return torch.stack(rows)
+
+
+def _routed(net: Any, x: Tensor) -> Tensor:
+    """Each expert sees only the samples sent to it, perhaps none."""
+    choice = x[:, 0] > 0
+    found = x.new_zeros(len(x), 2)
+    found[choice] = net.left(x[choice])
+    found[~choice] = torch.tanh(net.right(x[~choice]))
+    return found
+
+
+def _iterated(net: Any, x: Tensor) -> Tensor:
+    """As many steps as the longest sample needs; others stand still, so none sees another."""
+    for _ in range(8):
+        going = (x.norm(dim=1, keepdim=True) > 0.7).to(x)
+        if not going.any():
+            break
+        x = x - going * 0.5 * torch.tanh(net.step(x))
+    return net.head(x)
+
+
+CONTROL = grouped(
+    "control-flow",
+    [
+        Network(
+            "branch-of-each-sample",
+            lambda: Net(_each_sample, left=nn.Linear(3, 2), right=nn.Linear(3, 2)),
+            (3,),
+            samples=5,
+        ),
+        Network(
+            "routed-samples",
+            lambda: Net(_routed, left=nn.Linear(3, 2), right=nn.Linear(3, 2)),
+            (3,),
+            samples=5,
+        ),
+        Network(
+            "steps-until-small",
+            lambda: Net(_iterated, step=nn.Linear(2, 2), head=nn.Linear(2, 2)),
+            (2,),
+        ),
+        Network(
+            "samples-reordered",
+            lambda: Net(
+                lambda net, x: net.head(torch.tanh(net.stem(x.flip(0)))).flip(0),
+                stem=nn.Linear(3, 4),
+                head=nn.Linear(4, 2),
+            ),
+            (3,),
+        ),
+        Network(
+            "samples-second",
+            lambda: Net(
+                lambda net, x: net.head(torch.tanh(net.stem(x.transpose(0, 1))).transpose(0, 1)),
+                stem=nn.Linear(3, 4),
+                head=nn.Linear(4, 2),
+            ),
+            (4, 3),
+            "sequence",
+        ),
+        Network(
+            "samples-last",
+            lambda: Net(
+                lambda net, x: (net.w @ torch.tanh(net.v @ x.T)).T,
+                v=parameter(4, 3),
+                w=parameter(2, 4),
+            ),
+            (3,),
+        ),
+        Network(
+            "frames-folded-into-samples",
+            lambda: Net(
+                lambda net, x: net.head(
+                    torch.tanh(net.conv(x.flatten(0, 1)))
+                    .mean((2, 3))
+                    .unflatten(0, (len(x), -1))
+                    .sum(1)
+                ),
+                conv=nn.Conv2d(1, 3, 2),
+                head=nn.Linear(3, 2),
+            ),
+            (2, 1, 3, 3),
+        ),
+        Network(
+            "samples-repeated",
+            # Two copies of every sample in one call, as when augmentations are averaged.
+            lambda: Net(
+                lambda net, x: torch.stack(net.body(torch.cat([x, x.flip(1)])).chunk(2)).mean(0),
+                body=nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)),
+            ),
+            (3,),
+        ),
+        Network(
+            "checkpointed",
+            lambda: Net(
+                lambda net, x: net.head(checkpoint(net.body, net.stem(x), use_reentrant=False)),
+                stem=nn.Linear(3, 4),
+                body=nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+                head=nn.Linear(4, 2),
+            ),
+            (3,),
+        ),
+    ],
+)
+
+NETWORKS = [*SKIPS, *PRODUCTS, *CONTROL]
