@@ -41,7 +41,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for family in load().values()
         for size in ([family.quick] if quick else family.sizes)
         for method in family.methods.values()
-        if method.available
+        if method.available and method.fits(size)
     ]
     metafunc.parametrize(("family", "size", "method"), cases)
 

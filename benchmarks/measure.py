@@ -1,33 +1,22 @@
-"""How a case is measured: a gate on the result, then interleaved rounds; peak memory elsewhere."""
+"""How a case is timed: after the gate, in interleaved rounds; peak memory elsewhere."""
 
 from __future__ import annotations
 
-import copy
+import functools
 import gc
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from benchmarks.gate import Outcome, gate
 from benchmarks.registry import Family, Method
 
 # A round repeats a short call until it lasts this long, far above the timer's own cost.
 ROUND_SECONDS = 2e-3
 MIN_ROUNDS = 3
-
-
-@dataclass
-class Outcome:
-    """What became of a method in a case; ``refused`` says why it was not timed."""
-
-    error: float | None = None
-    refused: str | None = None
-    seconds: list[float] = field(default_factory=list)
-    iterations: int = 1
 
 
 def measure(
@@ -44,8 +33,11 @@ def measure(
     Every round runs each method once, in an order that is reversed in every other round. Rounds
     end after ``rounds``, or after ``seconds`` in all if three are done by then.
     """
-    arguments = family.make(size, device)
-    outcomes, calls = gate(family, arguments, methods)
+    checked = family.checked(size) if family.checked else size
+    outcomes, calls = gate(family, family.make(checked, device), methods)
+    if checked != size:
+        passed = [method for method in methods if method.name in calls]
+        calls = _prepare(family.make(size, device), passed, outcomes)
     for name, call in calls.items():
         outcomes[name].iterations = _iterations(call, device)
     start = time.perf_counter()
@@ -65,49 +57,20 @@ def measure(
     return outcomes
 
 
-def gate(
-    family: Family, arguments: tuple[Any, ...], methods: Sequence[Method]
-) -> tuple[dict[str, Outcome], dict[str, Any]]:
-    """Outcomes with errors, and a call without arguments for each method that may be timed."""
-    fresh = copy.deepcopy if family.in_place else (lambda value: value)
-    expected = family.oracle(*fresh(arguments))
-    outcomes: dict[str, Outcome] = {}
+def _prepare(
+    arguments: tuple[Any, ...], methods: Sequence[Method], outcomes: Mapping[str, Outcome]
+) -> dict[str, Any]:
+    """Calls at the size to be timed, without those that raise there."""
     calls: dict[str, Any] = {}
     for method in methods:
-        outcome = outcomes[method.name] = Outcome()
         try:
             given = method.setup(*arguments) if method.setup else arguments
-            result = method.run(*fresh(given))
-        # Other packages raise what they like where they do not support something.
+            method.run(*given)
         except Exception as error:
-            outcome.refused = f"raised {type(error).__name__}: {error}"
-            continue
-        if method.kind != "unit":
-            outcome.error = relative_error(result, expected)
-            if not outcome.error <= family.tolerance:
-                outcome.refused = f"wrong: error {outcome.error:.1e} > {family.tolerance:.0e}"
-                continue
-        calls[method.name] = lambda run=method.run, given=given: run(*given)
-    return outcomes, calls
-
-
-def relative_error(result: Any, expected: Any) -> float:
-    """Largest difference over largest expected entry, the worst over a list's or dict's tensors."""
-    ours, right = tensors(result), tensors(expected)
-    if [t.shape for t in ours] != [t.shape for t in right]:
-        return math.inf
-    errors = [
-        float((a.double() - b).abs().max() / b.abs().max().clamp_min(1e-300))
-        for a, b in zip(ours, right, strict=True)
-    ]
-    return math.nan if any(map(math.isnan, errors)) else max(errors)
-
-
-def tensors(value: Any) -> list[Tensor]:
-    """The tensors of a result: one, a sequence, or a dict in its order."""
-    if isinstance(value, Tensor):
-        return [value]
-    return list(value.values() if isinstance(value, Mapping) else value)
+            outcomes[method.name].refused = f"raised {type(error).__name__}: {error}"
+        else:
+            calls[method.name] = functools.partial(method.run, *given)
+    return calls
 
 
 def synchronize(device: torch.device) -> None:

@@ -13,6 +13,7 @@ Timing happens in another process, with the allocator as users have it.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -97,17 +98,21 @@ def _arguments(family: Family, size: Any, method: Method, device: torch.device) 
 def serve() -> None:
     """Answer requests, one JSON line each, until the input ends."""
     families = load()
+    # What children would import themselves, seconds each: torch.func loads this on first use.
+    importlib.import_module("torch._dynamo")
     # Methods may print; only answers may go to the pipe.
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     for line in sys.stdin:
         family_name, label, method_name, device = json.loads(line)
+        family = families[family_name]
+        method = family.methods[method_name]
+        if method.requires:
+            importlib.import_module(method.requires)
         child = os.fork()
         if child == 0:
             answer = None
             try:
-                family = families[family_name]
-                method = family.methods[method_name]
                 answer = measure_here(family, family.size(label), method, torch.device(device))
             except Exception:
                 traceback.print_exc()

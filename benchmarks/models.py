@@ -1,127 +1,114 @@
-"""Whole networks: a quantity of the curvature, in units of one forward and backward pass."""
+"""Whole networks: quantities of the curvature, in units of one forward and backward pass."""
 
 from __future__ import annotations
 
-import copy
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from benchmarks.registry import Family, random, register
+import lapkernels as lk
+from benchmarks import oracles
+from benchmarks.networks import (
+    AUTOENCODERS,
+    CLASSIFIERS,
+    FIVE_CONVS,
+    UNETS,
+    NetworkSize,
+    Problem,
+    checked,
+    make,
+    tiny,
+)
+from benchmarks.registry import Family, Function, register
 
+# Relative to a tensor's largest entry; float32 sums of many terms.
+TOLERANCE = 1e-3
+# Enough for a factor of two to be many standard errors away from one.
+DRAWS = 60
 
-@dataclass(frozen=True)
-class NetworkSize:
-    """A classifier of images and its batch."""
-
-    network: str
-    resolution: int
-    samples: int
-    classes: int
-
-    def __str__(self) -> str:
-        return f"{self.network}-r{self.resolution}-n{self.samples}"
-
-
-def three_conv_three_dense(classes: int) -> nn.Sequential:
-    """3c3d for 32x32 images with three channels."""
-    return nn.Sequential(
-        *(nn.Conv2d(3, 64, 5), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
-        *(nn.Conv2d(64, 96, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
-        *(nn.Conv2d(96, 128, 3, padding=1), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
-        nn.Flatten(),
-        *(nn.Linear(1152, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU()),
-        nn.Linear(256, classes),
-    )
+CLASSIFIER, IMAGES = tiny(CLASSIFIERS[0]), tiny(FIVE_CONVS[0])
+EVERY = [*CLASSIFIERS, *AUTOENCODERS, *UNETS, *FIVE_CONVS]
+# Layers in sequence, which the approximation's plain compositions can follow.
+SEQUENCES = [size for size in EVERY if size.network not in ("resnet", "transformer", "unet")]
 
 
-def tiny(classes: int) -> nn.Sequential:
-    """The same kinds of layer, for 8x8 images."""
-    return nn.Sequential(
-        *(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(3, 2, padding=1)),
-        *(nn.Flatten(), nn.Linear(36, classes)),
-    )
+def _family(
+    name: str, sizes: list[NetworkSize], quick: NetworkSize, oracle: Function, **options: Any
+) -> Family:
+    family = register(Family(name, sizes, quick, make, oracle, TOLERANCE, **options))
+    family.method("forward and backward", "unit")(_forward_and_backward)
+    return family
 
 
-NETWORKS = {"3c3d": three_conv_three_dense, "tiny": tiny}
+def _forward_and_backward(problem: Problem) -> list[Tensor]:
+    output = problem.model(problem.x)
+    loss = oracles.negative_log_likelihood(output, problem.y, problem.likelihood)
+    return list(torch.autograd.grad(loss, list(problem.model.parameters())))
 
 
-def _make(size: NetworkSize, device: torch.device) -> tuple[Any, ...]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = NETWORKS[size.network](size.classes).to(device).eval()
-    shape = (size.samples, 3, size.resolution, size.resolution)
-    (x,) = random(1, shape, device=device)
-    return model, x, torch.arange(size.samples, device=device) % size.classes
-
-
-def softmax_factor(logits: Tensor) -> Tensor:
-    """Columns [V, C] with H = sum_v s_v s_v^T for one sample's cross-entropy at ``logits`` [C]."""
-    p = logits.softmax(0)
-    return p.sqrt().unsqueeze(1) * (torch.eye(len(p), dtype=p.dtype, device=p.device) - p)
-
-
-def _diagonal_oracle(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    """One backward pass for each sample and column, in float64."""
-    model = copy.deepcopy(model).double()
-    parameters = dict(model.named_parameters())
-    total = {name: torch.zeros_like(p) for name, p in parameters.items()}
-    for sample in x.double():
-        logits = model(sample.unsqueeze(0))[0]
-        for column in softmax_factor(logits.detach()):
-            grads = torch.autograd.grad(logits, list(parameters.values()), column, True)
-            for name, grad in zip(total, grads, strict=True):
-                total[name] += grad.square()
-    return total
-
-
-diag_exact = register(
-    Family(
-        "diag_exact",
-        [NetworkSize("3c3d", 32, 16, 10)],
-        NetworkSize("tiny", 8, 2, 3),
-        _make,
-        _diagonal_oracle,
-        1e-4,
-    )
+diag_exact = _family("diag_exact", EVERY, CLASSIFIER, oracles.diagonal, checked=checked)
+diag_mc = _family("diag_mc", EVERY, CLASSIFIER, oracles.diagonal, checked=tiny, draws=DRAWS)
+diag_approx = _family("diag_approx", SEQUENCES, IMAGES, oracles.approximate_diagonal)
+diag_empirical = _family("diag_empirical", EVERY, CLASSIFIER, oracles.empirical_diagonal)
+kfac = _family("kfac", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=tiny, draws=DRAWS)
+kflr = _family("kflr", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=checked)
+predictive_variance = _family(
+    "predictive_variance", EVERY, CLASSIFIER, oracles.predictive_variance, checked=checked
 )
 
 
-@diag_exact.method("forward and backward", "unit")
-def _(model: nn.Sequential, x: Tensor, y: Tensor) -> list[Tensor]:
-    loss = F.cross_entropy(model(x), y, reduction="sum")
-    return list(torch.autograd.grad(loss, list(model.parameters())))
+def _in_order(problem: Problem, values: Any) -> list[Tensor]:
+    """The tensors of all parameters, by name: one that is missing raises."""
+    return [values[name] for name, _ in problem.model.named_parameters()]
 
 
-@diag_exact.method("torch.func")
-def _(model: nn.Sequential, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-
-    def squares(sample: Tensor) -> dict[str, Tensor]:
-        def logits(values: dict[str, Tensor]) -> Tensor:
-            return torch.func.functional_call(model, values, (sample.unsqueeze(0),))[0]
-
-        value, pull, *_ = torch.func.vjp(logits, parameters)
-        (columns,) = torch.func.vmap(pull)(softmax_factor(value))
-        return {name: g.square().sum(0) for name, g in columns.items()}
-
-    return {name: d.sum(0) for name, d in torch.func.vmap(squares)(x).items()}
+def _diag(problem: Problem, method: Any, data: Any) -> list[Tensor]:
+    values = lk.diag(problem.model, data, likelihood=problem.likelihood, method=method)
+    return _in_order(problem, values)
 
 
-def _extend(model: nn.Sequential, x: Tensor, y: Tensor) -> tuple[Any, ...]:
-    from backpack import extend  # pyright: ignore[reportMissingImports]
+@diag_exact.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    return _diag(problem, "exact", problem.x)
 
-    return extend(copy.deepcopy(model)), extend(nn.CrossEntropyLoss(reduction="sum")), x, y
+
+@diag_mc.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    return _diag(problem, "mc", problem.x)
 
 
-@diag_exact.method("BackPACK", "peer", setup=_extend, requires="backpack")
-def _(model: nn.Sequential, loss: nn.Module, x: Tensor, y: Tensor) -> dict[str, Tensor]:
-    from backpack import backpack, extensions  # pyright: ignore[reportMissingImports]
+@diag_approx.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    return _diag(problem, "approx", problem.x)
 
-    model.zero_grad()
-    with backpack(extensions.DiagGGNExact()):
-        loss(model(x), y).backward()
-    return {name: vars(p)["diag_ggn_exact"] for name, p in model.named_parameters()}
+
+@diag_empirical.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    return _diag(problem, "empirical", (problem.x, problem.y))
+
+
+@predictive_variance.method("lapkernels", "ours")
+def _(problem: Problem) -> Tensor:
+    return lk.predictive_variance(problem.model, problem.x, problem.variance)
+
+
+def _factors(problem: Problem, method: Any) -> list[Tensor]:
+    """Factors of the layers that are compared; each has one group."""
+    found = lk.kron(problem.model, problem.x, likelihood=problem.likelihood, method=method)
+    pairs = []
+    for name in oracles.factored_layers(problem.model):
+        a, b = found[f"{name}.weight"].input, found[f"{name}.weight"].output
+        assert a is not None
+        pairs.append((a[0], b[0]))
+    return oracles.normalised(pairs)
+
+
+@kfac.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    return _factors(problem, "mc")
+
+
+@kflr.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    return _factors(problem, "exact")

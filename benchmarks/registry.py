@@ -27,6 +27,9 @@ class Method:
     ``kind`` is ours, plain torch, another package, or a unit that others are counted in; a unit
     does different work and passes no gate. ``setup(*arguments)`` returns what ``run`` is given
     instead of the family's arguments, and is not timed. ``requires`` names an optional module.
+    ``limit(size)`` says whether the method is worth running at a size: not if it would take
+    minutes or more memory than a machine has. ``oracle`` replaces the family's, for a method whose
+    quantity is defined differently on purpose.
     """
 
     name: str
@@ -34,10 +37,16 @@ class Method:
     kind: Kind = "torch"
     setup: Function | None = None
     requires: str | None = None
+    limit: Callable[[Any], bool] | None = None
+    oracle: Function | None = None
 
     @property
     def available(self) -> bool:
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
+
+    def fits(self, size: Any) -> bool:
+        """Whether the method is run at this size."""
+        return self.limit is None or self.limit(size)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,9 @@ class Family:
     A size is a frozen dataclass whose ``str`` is the case's label. ``oracle`` computes in float64;
     a method passes if no entry is further from it than ``tolerance`` times the largest entry.
     ``in_place`` says that methods change their arguments, so that the gate gives them copies.
+    ``checked(size)`` is a smaller size at which the gate compares, where the oracle would take too
+    long. With ``draws`` the methods' results are random with the oracle's as expectation, and the
+    gate judges the mean of that many.
     """
 
     name: str
@@ -56,6 +68,8 @@ class Family:
     oracle: Function
     tolerance: float
     in_place: bool = False
+    checked: Callable[[Any], Any] | None = None
+    draws: int = 1
     methods: dict[str, Method] = field(default_factory=dict)
 
     def method(
@@ -65,13 +79,15 @@ class Family:
         *,
         setup: Function | None = None,
         requires: str | None = None,
+        limit: Callable[[Any], bool] | None = None,
+        oracle: Function | None = None,
     ) -> Callable[[Function], Function]:
         """Decorator that adds a method."""
 
         def add(run: Function) -> Function:
             if name in self.methods:
                 raise ValueError(f"{self.name} has a method {name!r} already")
-            self.methods[name] = Method(name, run, kind, setup, requires)
+            self.methods[name] = Method(name, run, kind, setup, requires, limit, oracle)
             return run
 
         return add
@@ -97,7 +113,7 @@ def register(family: Family) -> Family:
 
 def load() -> Mapping[str, Family]:
     """All families, after importing the modules that define them."""
-    for module in ("conv_ops", "pointwise_ops", "models"):
+    for module in ("conv_ops", "pointwise_ops", "models", "compositions", "peers"):
         importlib.import_module(f"benchmarks.{module}")
     return FAMILIES
 

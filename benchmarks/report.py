@@ -7,32 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-MOST_PANELS = 4
-COLOURS = ("#7a7a7a", "#1f77b4", "#2ca02c", "#9467bd", "#8c564b", "#e377c2")
-OURS = "#d62728"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method in one case."""
-
-    family: str
-    case: str
-    method: str
-    kind: str
-    size: Mapping[str, Any]
-    seconds: float | None = None
-    peak: int | None = None
-    error: float | None = None
-    refused: str | None = None
-
-
-Cases = dict[str, list[Row]]
+from benchmarks.plots import plot
+from benchmarks.rows import Cases, Row, base, by_family
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -56,38 +36,6 @@ def write(data: Mapping[str, Any], out: Path) -> list[Path]:
     return [report, *(path for paths in plots.values() for path in paths)]
 
 
-def by_family(data: Mapping[str, Any]) -> dict[str, Cases]:
-    """Rows of every case of every family, in the order of the file; refused methods last."""
-    rows = []
-    for entry in data["benchmarks"]:
-        info = entry["extra_info"]
-        named = {key: info[key] for key in ("family", "case", "method", "kind", "size", "error")}
-        peak = info["peak_extra_bytes"]
-        # The minimum, as noise from other processes only ever adds time.
-        rows.append(Row(**named, seconds=entry["stats"]["min"], peak=peak))
-    for entry in data.get("refused", ()):
-        rows.append(Row(**{"refused": entry["reason"]}, **_without(entry, "reason"), **UNKNOWN))
-    families: dict[str, Cases] = {}
-    for row in rows:
-        families.setdefault(row.family, {}).setdefault(row.case, []).append(row)
-    return families
-
-
-UNKNOWN: Mapping[str, Any] = {"kind": "", "size": {}}
-
-
-def _without(entry: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in entry.items() if name != key}
-
-
-def base(rows: Iterable[Row]) -> Row | None:
-    """What a case's ratios refer to: the unit if there is one, else the best method not ours."""
-    timed = [row for row in rows if row.seconds is not None]
-    units = [row for row in timed if row.kind == "unit"]
-    others = units or [row for row in timed if row.kind != "ours"]
-    return min(others, key=lambda row: row.seconds or 0.0, default=None)
-
-
 def markdown(
     data: Mapping[str, Any], families: Mapping[str, Cases], plots: Mapping[str, Sequence[Path]]
 ) -> list[str]:
@@ -96,7 +44,7 @@ def markdown(
     for name, cases in families.items():
         lines += [f"## {name}", ""]
         lines += [f"![{name}]({path.name})" for path in plots.get(name, ())]
-        short, full = summary(cases), details(cases)
+        short, full = networks(cases) or summary(cases), details(cases)
         if short:
             full = ["<details><summary>All methods</summary>", "", *full, "", "</details>"]
         lines += ["", *short, "", *full, ""]
@@ -140,6 +88,47 @@ def summary(cases: Cases) -> list[str]:
             ]
         )
     return render(table) if len(table) > 1 else []
+
+
+def networks(cases: Cases) -> list[str]:
+    """All methods on whole networks, one line a case; empty if nothing is counted in units.
+
+    A cell has the time over that of a forward and backward pass, and the peak of extra memory.
+    """
+    everything = [row for rows in cases.values() for row in rows]
+    units = dict.fromkeys(row.method for row in everything if row.kind == "unit")
+    if not units:
+        return []
+    # Those that were refused everywhere have no kind, and come last.
+    rank = {"ours": 0, "torch": 1, "peer": 2}
+    others = sorted(
+        dict.fromkeys(row.method for row in everything if row.method not in units),
+        key=lambda name: min(rank.get(row.kind, 3) for row in everything if row.method == name),
+    )
+    table = [["case", *units, *others]]
+    for case, rows in cases.items():
+        against, found = base(rows), {row.method: row for row in rows}
+        cells = [_cell(found.get(name), against) for name in (*units, *others)]
+        table.append([case, *cells])
+    return [*render(table), "", NETWORKS_LEGEND]
+
+
+NETWORKS_LEGEND = (
+    "Times in forward and backward passes of the same network and batch, and peak extra memory; "
+    "wrong: refused by the gate; raises: not supported; –: not run, as it would take minutes or "
+    "more memory than the machine has, or is not installed."
+)
+
+
+def _cell(row: Row | None, against: Row | None) -> str:
+    if row is None:
+        return "–"
+    if row.refused:
+        return row.refused.split(":")[0].split()[0].replace("raised", "raises")
+    peak = f", {memory(row.peak)}" if row.peak is not None else ""
+    if row.kind == "unit" or against is None:
+        return duration(row.seconds) + peak
+    return f"{ratios(row, against)[0]}×{peak}"
 
 
 def details(cases: Cases) -> list[str]:
@@ -186,82 +175,6 @@ def render(table: Sequence[Sequence[str]]) -> list[str]:
     head, *body = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in table)
     rule = ["---" if name in ("case", "method", "against", "not timed") else "--:" for name in head]
     return ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
-
-
-def plot(name: str, cases: Cases, out: Path) -> list[Path]:
-    """Time and memory over resolution, one figure for each number of columns or activation."""
-    figures: dict[str, dict[int, list[Row]]] = {}
-    for row in (row for rows in cases.values() for row in rows):
-        # Layers of a network have one resolution each: no sweep.
-        if row.seconds is None or "inputs" not in row.size or row.size.get("layer"):
-            continue
-        variant = row.size.get("activation") or f"V{row.size['columns']}"
-        figures.setdefault(variant, {}).setdefault(row.size["inputs"], []).append(row)
-    paths = []
-    for variant, panels in figures.items():
-        if max(len({row.size["resolution"] for row in rows}) for rows in panels.values()) > 1:
-            paths.append(_figure(name, variant, panels, out))
-    return paths
-
-
-def _figure(name: str, variant: str, panels: Mapping[int, list[Row]], out: Path) -> Path:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    # A few panels, from the fewest channels to the most.
-    channels = sorted(panels)
-    steps = max(1, min(MOST_PANELS, len(channels)) - 1)
-    shown = sorted({channels[i * (len(channels) - 1) // steps] for i in range(steps + 1)})
-    others = dict.fromkeys(row.method for c in shown for row in panels[c] if row.kind != "ours")
-    colour = dict(zip(others, COLOURS * len(others), strict=False))
-    figure, axes = plt.subplots(
-        2, len(shown), figsize=(3.1 * len(shown) + 0.6, 5.6), sharex=True, sharey="row",
-        squeeze=False, layout="constrained",
-    )  # fmt: skip
-    for column, c in enumerate(shown):
-        lines: dict[str, list[Row]] = {}
-        for row in panels[c]:
-            lines.setdefault(row.method, []).append(row)
-        # Ours last, so that it lies on top.
-        for method, rows in sorted(lines.items(), key=lambda item: item[1][0].kind == "ours"):
-            ours = rows[0].kind == "ours"
-            style: dict[str, Any] = {
-                "color": OURS if ours else colour[method],
-                "linewidth": 2.4 if ours else 1.4,
-                "marker": "o",
-                "markersize": 4,
-                "label": method,
-            }
-            at = [row.size["resolution"] for row in rows]
-            axes[0, column].plot(at, [1e3 * (row.seconds or 0) for row in rows], **style)
-            known = [row for row in rows if row.peak]
-            axes[1, column].plot(
-                [row.size["resolution"] for row in known],
-                [(row.peak or 0) / 1e6 for row in known],
-                **style,
-            )
-        axes[0, column].set_title(f"{c} channel{'s' if c > 1 else ''}", fontsize=10)
-        axes[1, column].set_xlabel("resolution")
-    ticks = sorted({row.size["resolution"] for rows in panels.values() for row in rows})
-    for axis in axes.flat:
-        axis.set_xscale("log", base=2)
-        if axis.lines and any(len(line.get_xdata()) for line in axis.lines):
-            axis.set_yscale("log")
-        axis.set_xticks(ticks, [str(tick) for tick in ticks])
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
-    axes[0, 0].set_ylabel("time [ms]")
-    axes[1, 0].set_ylabel("peak extra memory [MB]")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(shown), frameon=False)
-    title = variant.replace("V", "V = ")
-    figure.suptitle(f"{name}, {title}")
-    path = out / f"{name}-{variant}.png"
-    figure.savefig(path, dpi=130)
-    plt.close(figure)
-    return path
 
 
 if __name__ == "__main__":
