@@ -78,7 +78,8 @@ def _cases() -> dict[str, Case]:
         for method in METHODS
     }
     found["activations-10-autograd"] = _case("activations", 10, route="autograd")
-    found["activations-10-budget"] = _case("activations", 10, memory_budget=1)
+    found["activations-10-least"] = _case("activations", 10, memory_budget=1)
+    found["activations-10-generous"] = _case("activations", 10, memory_budget=1 << 30)
     return found
 
 
