@@ -31,10 +31,11 @@ from lapkernels.curvature.joint import LIMIT, JointBlocks, check_limit
 from lapkernels.curvature.kronecker import same_entries
 from lapkernels.curvature.parameter_uses import ParameterUses, matrix_entries, matrix_shape
 from lapkernels.curvature.passes import Pass, Route, passes
+from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.state import ByName, Summary
 from lapkernels.curvature.steps import jacobian_rows
-from lapkernels.curvature.walk import Collector, Share
+from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import resolve
 from lapkernels.rules import WeightUse, row_chunks
 

@@ -13,9 +13,10 @@ from lapkernels.curvature.explain import explanation
 from lapkernels.curvature.hessian import hessian_diag
 from lapkernels.curvature.mixed import Moment, features, pull_mixed
 from lapkernels.curvature.passes import Pass, Route, passes
+from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.state import Diagonal, Summary
-from lapkernels.curvature.walk import Collector, Share, pull_diagonal
+from lapkernels.curvature.walk import Collector, pull_diagonal
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.rules.windows import Window, window_squares
 

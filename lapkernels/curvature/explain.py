@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
+from lapkernels.curvature.budget import column_chunks, default_budget
 from lapkernels.curvature.local import Layout, local_layout
 from lapkernels.curvature.passes import Pass
+from lapkernels.curvature.plan import Plan, Section
 from lapkernels.curvature.sections import chosen_cuts, node_cost
 from lapkernels.curvature.trace import Node
-from lapkernels.curvature.walk import Plan, Section, column_chunks, default_budget
 from lapkernels.likelihoods import Columns, Likelihood
 
 

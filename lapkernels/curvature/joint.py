@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import Pass
+from lapkernels.curvature.plan import Share
 from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
-from lapkernels.curvature.walk import Share
 from lapkernels.rules import row_chunks
 
 # Bytes that a result may have unless the caller allows more.

@@ -27,10 +27,11 @@ from lapkernels.curvature.kron import Method, Sharing, kron
 from lapkernels.curvature.kronecker import Factors, Kronecker
 from lapkernels.curvature.parameter_uses import features_last
 from lapkernels.curvature.passes import Route, passes
+from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.state import ByName, Summary, fingerprint
 from lapkernels.curvature.steps import jacobian_rows
-from lapkernels.curvature.walk import Collector, Share
+from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import resolve
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, WeightUse, row_chunks

@@ -24,8 +24,8 @@ from lapkernels.curvature.parameter_uses import (
     tokens_read,
 )
 from lapkernels.curvature.passes import Pass
+from lapkernels.curvature.plan import Share
 from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
-from lapkernels.curvature.walk import Share
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse, row_chunks
 from lapkernels.rules.windows import Window

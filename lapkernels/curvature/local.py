@@ -16,16 +16,9 @@ from math import prod
 
 from torch import Tensor
 
+from lapkernels.curvature.plan import Plan, Section
 from lapkernels.curvature.trace import Node, Value
-from lapkernels.curvature.walk import (
-    Collector,
-    Plan,
-    Section,
-    accumulate,
-    hand_out,
-    naming,
-    pull_weights,
-)
+from lapkernels.curvature.walk import Collector, accumulate, hand_out, naming, pull_weights
 from lapkernels.rules.affine import Convolution
 from lapkernels.rules.elementwise import Sum
 from lapkernels.rules.windows import (

@@ -16,10 +16,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import (
     Collector,
-    Plan,
     accumulate,
     hand_out,
     hand_out_diagonal,

@@ -12,8 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.plan import Plan, Share, Step
 from lapkernels.curvature.trace import Node, Value
-from lapkernels.curvature.walk import Plan, Share, Step
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.shape import Permute

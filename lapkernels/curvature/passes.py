@@ -10,7 +10,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.autograd_walk import autograd_columns
+from lapkernels.curvature.budget import column_chunks
 from lapkernels.curvature.errors import Refused, SamplesLost
+from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.record import Subject, record
 from lapkernels.curvature.sections import pull_compressed
 from lapkernels.curvature.selection import (
@@ -22,13 +25,7 @@ from lapkernels.curvature.selection import (
     parameters_of,
     selector,
 )
-from lapkernels.curvature.walk import (
-    Collector,
-    Plan,
-    autograd_columns,
-    column_chunks,
-    pull_columns,
-)
+from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
 
 Route = Literal["auto", "rules", "autograd"]

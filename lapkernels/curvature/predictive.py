@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.passes import Route, passes
+from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.steps import SteppedPass, carry_whole
-from lapkernels.curvature.walk import Collector, Share
+from lapkernels.curvature.walk import Collector
 
 Variance = Mapping[str, Tensor]
 

@@ -16,16 +16,11 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.budget import column_chunks, default_budget
 from lapkernels.curvature.local import Layout, local_layout, pull_local
+from lapkernels.curvature.plan import Plan, Section
 from lapkernels.curvature.trace import Value
-from lapkernels.curvature.walk import (
-    Collector,
-    Plan,
-    Section,
-    column_chunks,
-    default_budget,
-    pull_columns,
-)
+from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
 from lapkernels.rules import WeightUse
 

@@ -9,15 +9,11 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.autograd_walk import autograd_columns
+from lapkernels.curvature.budget import default_budget, widest
 from lapkernels.curvature.passes import Pass
-from lapkernels.curvature.walk import (
-    Collector,
-    Share,
-    autograd_columns,
-    default_budget,
-    pull_columns,
-    widest,
-)
+from lapkernels.curvature.plan import Share
+from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
 
 

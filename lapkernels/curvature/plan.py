@@ -1,0 +1,152 @@
+"""What going back over a recorded pass does at each node, found once: which uses stand alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature.trace import Node, Trace, Value
+from lapkernels.rules import Use
+from lapkernels.rules.elementwise import FromOutput
+from lapkernels.rules.shape import Movement
+
+
+@dataclass(frozen=True)
+class Step:
+    """A movement on the way from a parameter to a weight, which is result ``index`` of it."""
+
+    rule: Movement
+    index: int
+    results: int
+
+    @classmethod
+    def of(cls, maker: Node, value: Value) -> Step | None:
+        """The step that made a value, if it is a movement of one tensor."""
+        if not isinstance(maker.rule, Movement) or len(maker.inputs) != 1:
+            return None
+        index = next(i for i, out in enumerate(maker.outputs) if out is value)
+        return cls(maker.rule, index, len(maker.outputs))
+
+    def pull(self, s: Tensor) -> Tensor:
+        """Columns [V, *operand] from columns [V, *result]."""
+        outs: list[Tensor | None] = [None] * self.results
+        outs[self.index] = s
+        (pulled,) = self.rule.columns(outs, [True])
+        assert pulled is not None
+        return pulled
+
+
+@dataclass(frozen=True)
+class Share:
+    """A parameter's only use. Its weight may be a transposed or reshaped view of the parameter."""
+
+    name: str
+    path: str
+    use: Use
+    chain: tuple[Step, ...] = ()
+
+    def to_parameter(self, value: Tensor) -> Tensor:
+        """A tensor of the weight's layout in the parameter's, zero where the weight is a part."""
+        for step in self.chain:
+            value = step.pull(value.unsqueeze(0))[0]
+        return value
+
+    def to_weight(self, value: Tensor) -> Tensor:
+        """A tensor of the parameter's layout in the weight's."""
+        for step in reversed(self.chain):
+            pushed = step.rule.push(value)
+            assert pushed is not None
+            value = pushed
+        return value
+
+
+@dataclass
+class Plan:
+    """What the walk does at each node, found once for a recorded pass."""
+
+    trace: Trace
+    shares: dict[tuple[int, int], Share]
+    weight_nodes: list[Node]
+    sample_nodes: list[Node]
+    # Nodes that may write over the columns at their result: one reader alone made them.
+    overwrites: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, trace: Trace) -> Plan:
+        """Find which uses stand alone."""
+        makers: dict[int, Node] = {}
+        readers: dict[int, int] = {}
+        weight_nodes, sample_nodes = [], []
+        for node in trace.nodes:
+            varies = any(value.samples is not None for value in node.outputs)
+            (sample_nodes if varies else weight_nodes).append(node)
+            for value in node.outputs:
+                makers[id(value)] = node
+            for value in node.inputs:
+                readers[id(value)] = readers.get(id(value), 0) + 1
+        shares: dict[tuple[int, int], Share] = {}
+        for position, node in enumerate(sample_nodes):
+            for index, use in node.rule.uses.items():
+                origin = _origin(node.inputs[index], makers, readers)
+                if origin is not None:
+                    name, chain = origin
+                    shares[position, index] = Share(name, node.path, use, chain)
+        return cls(trace, shares, weight_nodes, sample_nodes, _overwrites(sample_nodes))
+
+    @property
+    def explicit(self) -> list[str]:
+        """Parameters whose Jacobians are added up in memory."""
+        alone = {share.name for share in self.shares.values()}
+        return [name for name in self.trace.parameters if name not in alone]
+
+
+def _overwrites(nodes: list[Node]) -> frozenset[int]:
+    readers: dict[int, list[Node]] = {}
+    for node in nodes:
+        for value in node.inputs:
+            readers.setdefault(id(value), []).append(node)
+    return frozenset(
+        position
+        for position, node in enumerate(nodes)
+        if isinstance(node.rule, FromOutput)
+        and [one.rule.makes_new for one in readers.get(id(node.outputs[0]), [])] == [True]
+    )
+
+
+def _origin(
+    value: Value, makers: dict[int, Node], readers: dict[int, int]
+) -> tuple[str, tuple[Step, ...]] | None:
+    chain: list[Step] = []
+    while True:
+        if readers[id(value)] != 1:
+            return None
+        if value.parameter is not None:
+            return value.parameter, tuple(chain)
+        node = makers.get(id(value))
+        step = None if node is None else Step.of(node, value)
+        if node is None or step is None:
+            return None
+        if step.rule.push(torch.empty(node.inputs[0].shape, device="meta")) is None:
+            return None
+        chain.append(step)
+        value = node.inputs[0]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Sample nodes ``first`` to ``last`` - 1, from the value ``entry`` back to the value ``exit``.
+
+    All columns pass both values; a section that ends at the parameters has no exit.
+    """
+
+    first: int
+    last: int
+    entry: Value
+    exit: Value | None = None
+
+    @classmethod
+    def whole(cls, plan: Plan) -> Section:
+        """From the output to the parameters."""
+        return cls(0, len(plan.sample_nodes), plan.trace.output)
