@@ -25,6 +25,11 @@ from lapkernels.curvature import (
 )
 from lapkernels.kernels import use_backend
 from lapkernels.rules import register_rule
+from lapkernels.variational import (
+    MaximumAPosteriori,
+    VariationalInference,
+    VariationalLaplace,
+)
 
 __version__ = "0.1.0.dev0"
 
@@ -37,7 +42,10 @@ __all__ = [
     "Full",
     "Kronecker",
     "LowRank",
+    "MaximumAPosteriori",
     "Refused",
+    "VariationalInference",
+    "VariationalLaplace",
     "blocks",
     "diag",
     "full",

@@ -1,0 +1,7 @@
+"""Posteriors that are trained with the model: Variational Laplace and what it is compared with."""
+
+from lapkernels.variational.laplace import VariationalLaplace
+from lapkernels.variational.mean_field import MeanField, VariationalInference
+from lapkernels.variational.objective import MaximumAPosteriori
+
+__all__ = ["MaximumAPosteriori", "MeanField", "VariationalInference", "VariationalLaplace"]
