@@ -24,6 +24,7 @@ from lapkernels.curvature import (
     propagated_variance,
 )
 from lapkernels.kernels import use_backend
+from lapkernels.laplace import Laplace, Prior
 from lapkernels.rules import register_rule
 from lapkernels.variational import (
     MaximumAPosteriori,
@@ -41,8 +42,10 @@ __all__ = [
     "Factors",
     "Full",
     "Kronecker",
+    "Laplace",
     "LowRank",
     "MaximumAPosteriori",
+    "Prior",
     "Refused",
     "VariationalInference",
     "VariationalLaplace",

@@ -1,12 +1,18 @@
 """Curvature of a model on data: tensors by parameter name."""
 
 from lapkernels.curvature.blocks import Blocks, blocks
+from lapkernels.curvature.covariance import (
+    CovarianceBlock,
+    IndependentEntries,
+    KroneckerEigenbasis,
+)
 from lapkernels.curvature.diag import diag
+from lapkernels.curvature.eigenbasis import Eigenbasis
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.full import Full, full
 from lapkernels.curvature.hessian import hessian_diag
 from lapkernels.curvature.kron import kron
-from lapkernels.curvature.kron_corrected import CorrectedKronecker, Eigenbasis, kron_corrected
+from lapkernels.curvature.kron_corrected import CorrectedKronecker, kron_corrected
 from lapkernels.curvature.kronecker import Factors, Kronecker
 from lapkernels.curvature.low_rank import LowRank, ggn_product, low_rank
 from lapkernels.curvature.predictive import predictive_covariance, predictive_variance
@@ -16,11 +22,14 @@ from lapkernels.curvature.state import Diagonal
 __all__ = [
     "Blocks",
     "CorrectedKronecker",
+    "CovarianceBlock",
     "Diagonal",
     "Eigenbasis",
     "Factors",
     "Full",
+    "IndependentEntries",
     "Kronecker",
+    "KroneckerEigenbasis",
     "LowRank",
     "Refused",
     "blocks",

@@ -45,16 +45,24 @@ By = Literal["layer", "neuron", "kernel", "parameter"]
 
 @dataclass(frozen=True)
 class Blocks(ByName[Tensor]):
-    """Blocks of a curvature matrix; ``names`` has the parameters that the block of a key is of."""
+    """Blocks of a curvature matrix; ``names`` has the parameters that the block of a key is of.
+
+    ``positions`` [.., m] says which entries of those parameters, flattened one behind the other,
+    the rows of each block [.., m, m] are.
+    """
 
     names: dict[str, tuple[str, ...]]
     by: str
+    positions: dict[str, Tensor]
 
     def merge(self, other: Blocks) -> Blocks:
         """The blocks of both data sets together."""
         summary = self.summary.merged(other.summary)
         values = {key: value + other[key] for key, value in self.items()}
-        return Blocks(values, summary, self.names, self.by)
+        for key, known in self.positions.items():
+            if not torch.equal(known, other.positions[key]):
+                raise ValueError(f"the blocks of {key} belong to different uses of the parameter")
+        return Blocks(values, summary, self.names, self.by, self.positions)
 
 
 @torch.no_grad()
@@ -103,7 +111,7 @@ def blocks(
         columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
         count += one.count
     summary = Summary.of(count, chosen, f"{method} by {by}", noise)
-    return Blocks(total.matrices, summary, names, by)
+    return Blocks(total.matrices, summary, names, by, total.positions)
 
 
 class EntryBlocks(Collector):
@@ -120,6 +128,14 @@ class EntryBlocks(Collector):
         key = max(bytes_of, key=bytes_of.__getitem__)
         shape = [*sizes[key].shape, sizes[key].shape[-1]]
         check_limit(sum(bytes_of.values()), limit, f"{key} with {shape}")
+
+    @property
+    def positions(self) -> dict[str, Tensor]:
+        """Which flat entries the rows of each block are."""
+        return {
+            name: self._entries.get(name, _entries(parameter, self.by))
+            for name, parameter in self.parameters.items()
+        }
 
     @property
     def matrices(self) -> dict[str, Tensor]:

@@ -6,6 +6,7 @@ derivative of the summed negative log-likelihood, which may be indefinite.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -62,12 +63,16 @@ def full(
     sampler: Sampler = "labels",
     memory_budget: int | None = None,
     limit: int = LIMIT,
+    entries: Mapping[str, Tensor] | None = None,
     generator: torch.Generator | None = None,
     progress: bool = False,
     explain: bool = False,
     route: Route = "auto",
 ) -> Full:
-    """The matrix of all chosen parameters. More than ``limit`` bytes are refused."""
+    """The matrix of all chosen parameters. More than ``limit`` bytes are refused.
+
+    ``entries`` has flat indices of entries by parameter name: the matrix is then of those alone.
+    """
     if method not in get_args(Method):
         raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
     noise = resolve(likelihood)
@@ -80,7 +85,12 @@ def full(
         progress=progress,
         route=route,
     )
-    total = JointBlocks(chosen, {"": list(chosen)}, limit)
+    if entries is not None:
+        if method == "hessian":
+            raise ValueError("entries= needs a Gauss-Newton method, not 'hessian'")
+        if set(entries) != set(chosen):
+            raise ValueError(f"entries has {list(entries)}, but params chooses {list(chosen)}")
+    total = JointBlocks(chosen, {"": list(chosen)}, limit, entries)
     matrix, count = total.matrices[""], 0
     if method == "hessian":
 
@@ -99,4 +109,5 @@ def full(
                     print(explanation(one, noise, method, samples, joint=True))
                 columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
                 count += one.count
-    return Full(matrix, slices_of(chosen), Summary.of(count, chosen, method, noise))
+    sizes = chosen if entries is None else {name: entries[name] for name in chosen}
+    return Full(matrix, slices_of(sizes), Summary.of(count, chosen, method, noise))

@@ -5,7 +5,7 @@ M = sum_{n,v} G_{n,v} G_{n,v}ᵀ,    G_{n,v} [P] the column v of sample n at all
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,25 +20,11 @@ from lapkernels.rules import row_chunks
 LIMIT = 2 << 30
 
 
-class JointBlocks(StepCollector):
-    """One dense matrix for each list of parameters, in their order."""
+class JointJacobians(StepCollector):
+    """Keeps what a step of columns brings to each parameter until all of it is there."""
 
-    def __init__(
-        self,
-        parameters: Mapping[str, nn.Parameter],
-        groups: Mapping[str, Sequence[str]],
-        limit: int = LIMIT,
-    ) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
-        self.groups = groups
-        self.matrices: dict[str, Tensor] = {}
-        sizes = {k: sum(parameters[name].numel() for name in names) for k, names in groups.items()}
-        first = next(iter(parameters.values()))
-        total = sum(size * size for size in sizes.values()) * first.element_size()
-        key = max(sizes, key=sizes.__getitem__)
-        check_limit(total, limit, f"{key or 'the model'} with [{sizes[key]}, {sizes[key]}]")
-        for key, names in groups.items():
-            self.matrices[key] = parameters[names[0]].new_zeros(sizes[key], sizes[key])
         self._shares: dict[str, tuple[Share, Tensor]] = {}
         self._explicit: dict[str, list[Tensor]] = {}
 
@@ -54,13 +40,18 @@ class JointBlocks(StepCollector):
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self._explicit.setdefault(name, []).append(g.reshape(*g.shape[:2], -1))
 
-    def finish(self) -> None:
-        for key, names in self.groups.items():
-            self._add(self.matrices[key], names)
+    def clear(self) -> None:
+        """Forget the step."""
         self._shares.clear()
         self._explicit.clear()
 
-    def _add(self, matrix: Tensor, names: Sequence[str]) -> None:
+    def together(
+        self, names: Sequence[str], entries: Mapping[str, Tensor] | None = None
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Some samples at a time, and G [V, n, P] of these parameters in their order.
+
+        ``entries`` picks flat entries of each parameter; all of them if there are none.
+        """
         explicit = {
             name: torch.cat(self._explicit[name], 1) for name in names if name in self._explicit
         }
@@ -70,18 +61,57 @@ class JointBlocks(StepCollector):
         if not sizes:
             return
         columns, count = sizes[0]
-        for rows in row_chunks(count, columns * matrix.shape[0]):
+        total = sum(self.parameters[name].numel() for name in names)
+        for rows in row_chunks(count, columns * total):
             parts = []
             for name in names:
                 if name in shares:
-                    parts.append(jacobian_rows(*shares[name], rows))
+                    part = jacobian_rows(*shares[name], rows)
                 elif name in explicit:
-                    parts.append(explicit[name][:, rows])
+                    part = explicit[name][:, rows]
                 else:
                     shape = (columns, len(range(count)[rows]), self.parameters[name].numel())
-                    parts.append(matrix.new_zeros(shape))
-            g = torch.cat(parts, 2).flatten(0, 1)
-            matrix.addmm_(g.T, g)
+                    part = self.parameters[name].new_zeros(shape)
+                parts.append(part if entries is None else part[..., entries[name]])
+            yield rows, torch.cat(parts, 2)
+
+
+class JointBlocks(JointJacobians):
+    """One dense matrix for each list of parameters, in their order, or of some ``entries``."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        groups: Mapping[str, Sequence[str]],
+        limit: int = LIMIT,
+        entries: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        super().__init__(parameters)
+        self.groups, self.entries = groups, entries
+        self.matrices: dict[str, Tensor] = {}
+        count = {
+            name: p.numel() if entries is None else len(entries[name])
+            for name, p in parameters.items()
+        }
+        sizes = {k: sum(count[name] for name in names) for k, names in groups.items()}
+        first = next(iter(parameters.values()))
+        total = sum(size * size for size in sizes.values()) * first.element_size()
+        key = max(sizes, key=sizes.__getitem__)
+        check_limit(total, limit, f"{key or 'the model'} with [{sizes[key]}, {sizes[key]}]")
+        for key, names in groups.items():
+            self.matrices[key] = parameters[names[0]].new_zeros(sizes[key], sizes[key])
+
+    @property
+    def positions(self) -> dict[str, Tensor]:
+        """Which entries of a block's parameters its rows are: all, one after the other."""
+        return {key: torch.arange(len(m), device=m.device) for key, m in self.matrices.items()}
+
+    def finish(self) -> None:
+        for key, names in self.groups.items():
+            for _, part in self.together(names, self.entries):
+                g = part.flatten(0, 1)
+                self.matrices[key].addmm_(g.T, g)
+        self.clear()
 
 
 def check_limit(size: int, limit: int, largest: str) -> None:

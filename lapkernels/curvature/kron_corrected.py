@@ -14,7 +14,7 @@ never needed to hold G, only the unfolded and rotated input of some samples.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -23,9 +23,9 @@ from torch import Tensor, nn
 
 from lapkernels import ops
 from lapkernels.curvature.diag import Sampler, columns_into
+from lapkernels.curvature.eigenbasis import Eigenbasis
 from lapkernels.curvature.kron import Method, Sharing, kron
 from lapkernels.curvature.kronecker import Factors, Kronecker
-from lapkernels.curvature.parameter_uses import features_last
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
@@ -35,33 +35,6 @@ from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import resolve
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, WeightUse, row_chunks
-
-
-@dataclass(frozen=True)
-class Eigenbasis:
-    """A block Q diag(values) Qᵀ of one parameter, Q = output ⊗ input.
-
-    ``output`` is [groups, O / g, O / g], ``input`` [groups, I / g * K, I / g * K], or None for the
-    identity; ``values`` is [groups, O / g, I / g * K]. ``factors`` knows the parameter's layout.
-    """
-
-    factors: Factors
-    output: Tensor
-    input: Tensor | None
-    values: Tensor
-
-    def rotate(self, matrix: Tensor) -> Tensor:
-        """Q_Bᵀ G Q_A of G [L.., groups, O / g, I / g * K]."""
-        matrix = self.output.mT @ matrix
-        return matrix if self.input is None else matrix @ self.input
-
-    def dense(self) -> Tensor:
-        """The block [P, P] in the order of the flattened parameter: for small ones."""
-        size = prod(self.factors.shape)
-        unit = torch.eye(size, dtype=self.values.dtype, device=self.values.device)
-        matrix = self.factors.to_matrix(unit.reshape(size, *self.factors.shape))
-        rotated = self.rotate(matrix).flatten(1)
-        return (rotated * self.values.flatten()) @ rotated.T
 
 
 class CorrectedKronecker(ByName[Eigenbasis]):
@@ -90,7 +63,7 @@ def kron_corrected(
     method: Method = "mc",
     sharing: Sharing = "expand",
     *,
-    basis: Kronecker | None = None,
+    basis: Kronecker | CorrectedKronecker | None = None,
     params: Parameters = None,
     output: Output = None,
     samples: int = 1,
@@ -102,7 +75,8 @@ def kron_corrected(
 ) -> CorrectedKronecker:
     """Kronecker eigenvectors with corrected eigenvalues: two passes over ``data``.
 
-    With ``basis``, the result of ``kron``, there is only the second one.
+    With ``basis``, the result of ``kron``, there is only the second one. The result of an earlier
+    call as ``basis`` gives the same eigenvectors without a decomposition.
     """
     noise = resolve(likelihood)
     if basis is None:
@@ -136,7 +110,7 @@ def kron_corrected(
         raise ValueError(f"basis is of parameters {list(basis)}, but params chooses {list(chosen)}")
     if fingerprint(chosen) != basis.summary.fingerprint:
         raise ValueError("basis belongs to a different model, or to other parameter values")
-    total = RotatedSquares({name: _eigenbasis(factors) for name, factors in basis.items()})
+    total = RotatedSquares({name: _start(name, basis[name]) for name in basis})
     count = 0
     for one in batches:
         noise.check(one.prediction, one.target)
@@ -154,7 +128,9 @@ class RotatedSquares(Collector):
     def share(self, share: Share, s: Tensor) -> None:
         basis, use = self.bases[share.name], share.use
         if isinstance(use, WeightUse) and basis.input is not None:
-            self._add_weight(basis, use, s)
+            for rotated in basis.rotated_rows(use, s):
+                for value, (columns, x) in zip(basis.values, rotated, strict=True):
+                    ops.jacobian_squared_sum(columns, x, Geometry(), out=value)
         elif isinstance(use, EmbeddingUse) and basis.input is None and not share.chain:
             basis.values.add_(use.squared_sum(s @ basis.output[0]).T)
         else:
@@ -168,23 +144,8 @@ class RotatedSquares(Collector):
         shaped = g.reshape(*g.shape[:2], *basis.factors.shape)
         basis.values.add_(basis.rotate(basis.factors.to_matrix(shaped)).square().sum((0, 1)))
 
-    def _add_weight(self, basis: Eigenbasis, use: WeightUse, s: Tensor) -> None:
-        """The layer as a Linear one over its positions, group by group."""
-        assert basis.input is not None
-        arranged, groups = use.arrange(s), basis.factors.groups
-        features = basis.input.shape[1]
-        for rows in row_chunks(use.count, use.positions * groups * features):
-            x = ops.unfolded(use.x()[rows], use.geometry) @ basis.input.unsqueeze(0)
-            part = features_last(arranged[:, rows], use.geometry).unflatten(3, (groups, -1))
-            for group in range(groups):
-                columns = part[:, :, :, group] @ basis.output[group]
-                value = basis.values[group]
-                ops.jacobian_squared_sum(columns, x[:, group], Geometry(), out=value)
 
-
-def _eigenbasis(factors: Factors) -> Eigenbasis:
-    output = torch.linalg.eigh(factors.output).eigenvectors
-    inputs = None
-    if factors.input_sum is not None and factors.input_sum.dim() == 3:
-        inputs = torch.linalg.eigh(factors.input_sum).eigenvectors
-    return Eigenbasis(factors, output, inputs, output.new_zeros(factors.matrix_shape))
+def _start(name: str, found: Factors | Eigenbasis) -> Eigenbasis:
+    """The eigenvectors of both factors, with no second moments yet."""
+    basis = Eigenbasis.of(found, name) if isinstance(found, Factors) else found
+    return replace(basis, values=torch.zeros_like(basis.values))

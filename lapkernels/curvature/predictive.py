@@ -1,37 +1,41 @@
-r"""Uncertainty of a linearised model's outputs under independent parameters.
+r"""Uncertainty of a linearised model's outputs under uncertain parameters.
 
-With :math:`\theta_p \sim N(\theta^*_p, \sigma^2_p)` and the Jacobian :math:`J_n` of the outputs,
+With :math:`\theta \sim N(\theta^*, \Sigma)` and the Jacobian :math:`J_n` of the outputs,
 
-.. math:: \mathrm{var}[n, d] = \sum_p \sigma^2_p J_n[d, p]^2, \qquad
-          \mathrm{cov}[n, d, d'] = \sum_p J_n[d, p] \, \sigma^2_p \, J_n[d', p].
+.. math:: \mathrm{cov}[n, d, d'] = \sum_{p,q} J_n[d, p] \, \Sigma[p, q] \, J_n[d', q], \qquad
+          \mathrm{var}[n, d] = \mathrm{cov}[n, d, d].
 
-Unit columns at the outputs are carried back, a few at a time; a layer's share comes from a kernel
-that holds no Jacobian. Nothing is subtracted: variances are sums of squares.
+Unit columns at the outputs are carried back, a few at a time; for independent entries and Kronecker
+factors a layer's share comes from a kernel that holds no Jacobian. Nothing is subtracted: variances
+are sums of squares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.covariance import CovarianceBlock, IndependentEntries
+from lapkernels.curvature.joint import JointJacobians
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
-from lapkernels.curvature.steps import SteppedPass, carry_whole
-from lapkernels.curvature.walk import Collector
+from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
+from lapkernels.rules import row_chunks
 
-Variance = Mapping[str, Tensor]
+# A variance for each entry of a parameter, or blocks of what is not independent.
+Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]
 
 
 @torch.no_grad()
 def predictive_variance(
     model: nn.Module,
     x: Any,
-    variance: Variance,
+    variance: Covariance,
     *,
     outputs: Tensor | None = None,
     output: Output = None,
@@ -40,15 +44,15 @@ def predictive_variance(
 ) -> Tensor:
     """Variance [N, *out] of the outputs of inputs ``x`` (a tensor, a tuple, or a dict by name).
 
-    ``variance`` has a tensor of its shape for each parameter that is uncertain; the others count as
-    known. ``outputs`` selects some of the flattened outputs, [k] for all samples or [N, k] for each
-    of them; the result is then [N, k].
+    ``variance`` has a tensor of its shape for each parameter that is uncertain, or is a list of
+    covariance blocks; other parameters count as known. ``outputs`` selects some of the flattened
+    outputs, [k] for all samples or [N, k] for each of them; the result is then [N, k].
     """
     parts: list[Tensor] = []
     shape: torch.Size = torch.Size()
-    for one, chosen in _passes(model, x, variance, outputs, output, memory_budget, route):
-        total = VarianceSum(variance, one.prediction.new_zeros(chosen.shape))
-        one.pull(chosen.shape[1], total.unit_columns(one, chosen), total)
+    for one, chosen, total in _passes(model, x, variance, outputs, output, memory_budget, route):
+        total.result = one.prediction.new_zeros(chosen.shape)
+        one.pull(chosen.shape[1], total.unit_columns(one.prediction, chosen), total)
         parts.append(total.result)
         shape = one.prediction.shape[1:]
     result = torch.cat(parts)
@@ -59,7 +63,7 @@ def predictive_variance(
 def predictive_covariance(
     model: nn.Module,
     x: Any,
-    variance: Variance,
+    variance: Covariance,
     *,
     outputs: Tensor | None = None,
     output: Output = None,
@@ -72,76 +76,106 @@ def predictive_covariance(
     once come in pairs of chunks.
     """
     parts: list[Tensor] = []
-    for one, chosen in _passes(model, x, variance, outputs, output, memory_budget, route):
+    for one, chosen, total in _passes(model, x, variance, outputs, output, memory_budget, route):
         count = chosen.shape[1]
         result = one.prediction.new_empty(chosen.shape[0], count, count)
         for columns in _pairs(count, one.columns_in_budget):
             picked = chosen[:, columns]
-            size = (chosen.shape[0], len(columns), len(columns))
-            total = CovarianceSum(variance, one.prediction.new_zeros(size))
+            total.joint = True
+            total.result = one.prediction.new_zeros(len(chosen), len(columns), len(columns))
             carry_whole(one, _unit_columns(one.prediction, picked), total)
+            total.finish()
             result[:, columns.unsqueeze(1), columns] = total.result
         parts.append(result)
     return torch.cat(parts)
 
 
-@dataclass
-class VarianceSum(Collector):
-    """[N, k], of which the columns now on their way are ``first`` and those that follow."""
+class PredictiveSum(JointJacobians):
+    """J Σ Jᵀ, [N, V, V] of all columns on their way if ``joint``, else its diagonals.
 
-    variance: Variance
-    result: Tensor
-    first: int = 0
+    Of the diagonals [N, k] those on their way are ``first`` and those that follow.
+    """
 
-    def unit_columns(self, one: SteppedPass, chosen: Tensor) -> Any:
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], blocks: Sequence[CovarianceBlock]
+    ) -> None:
+        super().__init__(parameters)
+        self.alone = {block.names[0]: block for block in blocks if len(block.names) == 1}
+        self.several = [block for block in blocks if len(block.names) > 1]
+        self.result = torch.empty(0)
+        self.joint = False
+        self.first = 0
+
+    def begin(self, one: Any) -> SteppedPass:
+        return super().begin(one) if self.several else SteppedPass.of(one)
+
+    def unit_columns(self, f: Tensor, chosen: Tensor) -> Callable[[int, int], Tensor]:
         """A maker of chunks of columns, which notes where they begin."""
 
         def chunk(first: int, last: int) -> Tensor:
             self.first = first
-            return _unit_columns(one.prediction, chosen[:, first:last])
+            return _unit_columns(f, chosen[:, first:last])
 
         return chunk
 
     def share(self, share: Share, s: Tensor) -> None:
-        value = share.use.squared_dot(s, share.to_weight(self.variance[share.name]))
-        self.result[:, self.first : self.first + s.shape[0]] += value
+        block = self.alone.get(share.name)
+        if block is None:
+            super().share(share, s)
+            return
+        value = block.of_share(share, s, self.joint)
+        if value is not None:
+            self._part(slice(None), s.shape[0]).add_(value)
+            return
+        for rows in row_chunks(share.use.count, s.shape[0] * prod(share.use.shape)):
+            self._add(block, jacobian_rows(share, s, rows), rows)
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
-        flat = g.reshape(*g.shape[:2], -1)
-        value = (flat.square() @ self.variance[name].flatten()).T
-        self.result[rows, self.first : self.first + g.shape[0]] += value
+        block = self.alone.get(name)
+        if block is None:
+            super().jacobian(name, g, rows)
+        else:
+            self._add(block, g.reshape(*g.shape[:2], -1), rows)
 
+    def finish(self) -> None:
+        for block in self.several:
+            for rows, g in self.together(block.names):
+                self._add(block, g, rows)
+        self.clear()
 
-@dataclass
-class CovarianceSum(Collector):
-    """[N, V, V] of all columns on their way."""
+    def _add(self, block: CovarianceBlock, g: Tensor, rows: slice) -> None:
+        """Add the share of Jacobians ``g`` [V, n, P]."""
+        root = block.root(g)
+        value = root.square().sum(2).T
+        if self.joint:
+            root = root.transpose(0, 1)
+            value = root @ root.mT
+        self._part(rows, g.shape[0]).add_(value)
 
-    variance: Variance
-    result: Tensor
-
-    def share(self, share: Share, s: Tensor) -> None:
-        self.result += share.use.gram(s, share.to_weight(self.variance[share.name]))
-
-    def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
-        flat = g.reshape(*g.shape[:2], -1).transpose(0, 1)
-        self.result[rows] += (flat * self.variance[name].flatten()) @ flat.mT
+    def _part(self, rows: slice, columns: int) -> Tensor:
+        """Where the columns on their way belong."""
+        return self.result[rows] if self.joint else self.result[rows, self.first :][:, :columns]
 
 
 def _passes(
     model: nn.Module,
     x: Any,
-    variance: Variance,
+    variance: Covariance,
     outputs: Tensor | None,
     output: Output,
     budget: int | None,
     route: Route,
-) -> Iterator[tuple[SteppedPass, Tensor]]:
-    """Passes, each with the flat outputs [N, k] that are asked for."""
-    check_variance(model, variance)
-    _, found = passes(
+) -> Iterator[tuple[SteppedPass, Tensor, PredictiveSum]]:
+    """Passes, each with the flat outputs [N, k] that are asked for, and a sum to begin."""
+    if isinstance(variance, Mapping):
+        check_variance(model, variance)
+        blocks = [IndependentEntries(name, value) for name, value in variance.items()]
+    else:
+        blocks = list(variance)
+    chosen_parameters, found = passes(
         model,
         [(x, None)],
-        params=list(variance),
+        params=[name for block in blocks for name in block.names],
         output=output,
         memory_budget=budget,
         route=route,
@@ -157,7 +191,8 @@ def _passes(
                     f"outputs has {done + chosen.shape[0]} rows, but there are more samples"
                 )
         done += one.count
-        yield SteppedPass.of(one), chosen.expand(one.count, -1)
+        total = PredictiveSum(chosen_parameters, blocks)
+        yield total.begin(one), chosen.expand(one.count, -1), total
     if outputs is not None and outputs.dim() == 2 and outputs.shape[0] != done:
         raise ValueError(f"outputs has {outputs.shape[0]} rows, but there are {done} samples")
 
@@ -194,7 +229,7 @@ def _pairs(count: int, step: int) -> Iterator[Tensor]:
             yield torch.cat([first, second])
 
 
-def check_variance(model: nn.Module, variance: Variance) -> None:
+def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
     """Raise unless each entry is a finite variance of a parameter, of its shape."""
     if not variance:
         raise ValueError("variance is empty: it needs an entry for each uncertain parameter")

@@ -85,6 +85,10 @@ class Likelihood(ABC):
     def nll(self, f: Tensor, y: Tensor) -> Tensor:
         """-log p(y | f), summed over samples and positions, up to a constant in f. A scalar."""
 
+    def constant(self, f: Tensor, y: Tensor) -> Tensor:
+        """What ``nll`` leaves out: -log p(y | f) = nll + constant. It does not depend on f."""
+        return f.new_zeros((), dtype=torch.float64)
+
     @abstractmethod
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """d nll / d f, [N, *out]."""

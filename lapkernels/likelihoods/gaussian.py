@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -51,6 +52,11 @@ class Gaussian(IndependentOutputs):
         self.check_shapes(f, y)
         f = widened(f)
         return 0.5 * ((f - y.to(f.dtype)).square() / self._variance(f)).sum()
+
+    def constant(self, f: Tensor, y: Tensor) -> Tensor:
+        """Sum of log(2 pi variance) / 2."""
+        variance = self._variance(f.double()).expand(f.shape)
+        return 0.5 * (2 * math.pi * variance).log().sum()
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """(f - y) / variance."""

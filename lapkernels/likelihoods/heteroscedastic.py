@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -57,6 +58,10 @@ class HeteroscedasticGaussian(IndependentOutputs):
         mean, log_variance = self._halves(widened(f))
         residual = mean - y.to(mean.dtype)
         return 0.5 * (log_variance + residual.square() * log_variance.neg().exp()).sum()
+
+    def constant(self, f: Tensor, y: Tensor) -> Tensor:
+        """log(2 pi) / 2 for each target."""
+        return torch.tensor(0.5 * math.log(2 * math.pi) * y.numel(), dtype=torch.float64)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """((m - y) exp(-l), (1 - (m - y)² exp(-l)) / 2)."""

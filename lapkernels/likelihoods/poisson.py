@@ -27,6 +27,10 @@ class Poisson(IndependentOutputs):
         f = widened(f)
         return (f.exp() - y.to(f.dtype) * f).sum()
 
+    def constant(self, f: Tensor, y: Tensor) -> Tensor:
+        """Sum of log(y!)."""
+        return torch.lgamma(y.double() + 1).sum()
+
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """exp(f) - y."""
         self.check_shapes(f, y)

@@ -1,0 +1,72 @@
+r"""Kronecker-factored blocks in their eigenbasis, :math:`Q = Q_B \otimes Q_A`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lapkernels import ops
+from lapkernels.curvature.decompositions import eigen
+from lapkernels.curvature.kronecker import Factors
+from lapkernels.curvature.parameter_uses import features_last
+from lapkernels.rules import WeightUse, row_chunks
+
+
+@dataclass(frozen=True)
+class Eigenbasis:
+    """A block Q diag(values) Qᵀ of one parameter, Q = output ⊗ input.
+
+    ``output`` is [groups, O / g, O / g], ``input`` [groups, I / g * K, I / g * K], or None for the
+    identity; ``values`` is [groups, O / g, I / g * K]. ``factors`` knows the parameter's layout.
+    """
+
+    factors: Factors
+    output: Tensor
+    input: Tensor | None
+    values: Tensor
+
+    @classmethod
+    def of(cls, factors: Factors, name: str) -> Eigenbasis:
+        """Of the block B ⊗ A of a parameter: its eigenvectors, and products of eigenvalues."""
+        values, output = eigen(factors.output, f"the Kronecker factor B of {name}")
+        inputs = factors.input
+        if inputs is None:
+            return cls(factors, output, None, values.unsqueeze(2))
+        if inputs.dim() == 2:
+            return cls(factors, output, None, values.unsqueeze(2) * inputs.unsqueeze(1))
+        others, basis = eigen(inputs, f"the Kronecker factor A of {name}")
+        return cls(factors, output, basis, values.unsqueeze(2) * others.unsqueeze(1))
+
+    def rotate(self, matrix: Tensor) -> Tensor:
+        """Q_Bᵀ G Q_A of G [L.., groups, O / g, I / g * K]."""
+        matrix = self.output.mT @ matrix
+        return matrix if self.input is None else matrix @ self.input
+
+    def rotate_back(self, matrix: Tensor) -> Tensor:
+        """Q_B M Q_Aᵀ of M [L.., groups, O / g, I / g * K]."""
+        matrix = self.output @ matrix
+        return matrix if self.input is None else matrix @ self.input.mT
+
+    def rotated_rows(self, use: WeightUse, s: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
+        """A layer as Linear ones over its positions, rotated: some samples at a time.
+
+        For each group the columns [V, n, T, O / g] and the inputs [n, T, I / g * K].
+        """
+        assert self.input is not None
+        arranged, groups = use.arrange(s), self.factors.groups
+        for rows in row_chunks(use.count, use.positions * groups * self.input.shape[1]):
+            x = ops.unfolded(use.x()[rows], use.geometry) @ self.input.unsqueeze(0)
+            part = features_last(arranged[:, rows], use.geometry).unflatten(3, (groups, -1))
+            yield [(part[:, :, :, g] @ self.output[g], x[:, g]) for g in range(groups)]
+
+    def dense(self) -> Tensor:
+        """The block [P, P] in the order of the flattened parameter: for small ones."""
+        size = prod(self.factors.shape)
+        unit = torch.eye(size, dtype=self.values.dtype, device=self.values.device)
+        matrix = self.factors.to_matrix(unit.reshape(size, *self.factors.shape))
+        rotated = self.rotate(matrix).flatten(1)
+        return (rotated * self.values.flatten()) @ rotated.T

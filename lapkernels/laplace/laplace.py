@@ -1,0 +1,253 @@
+"""The Laplace approximation of a trained network, for people who want four lines."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.selection import Output, Parameters, batches_of, parameters_of
+from lapkernels.laplace import saved
+from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
+from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, inputs_of, measure
+from lapkernels.laplace.posterior import Posterior
+from lapkernels.laplace.prediction import How, Link, Prediction, predict
+from lapkernels.laplace.prior import Given, Prior, resolve_prior
+from lapkernels.laplace.structures import STRUCTURES, Subject
+from lapkernels.likelihoods import Gaussian, Likelihood, resolve
+
+WORDS = {"ekfac": "kron_corrected", "gp": "function_space", "lowrank": "low_rank"}
+
+
+class Laplace:
+    """A Gaussian posterior around the parameters of a trained model.
+
+    .. code-block:: python
+
+        la = lk.Laplace(model, "classification", structure="kron").fit(loader)
+        la.tune()
+        p = la.predict(x).probabilities
+
+    ``structure`` is one of diag, kron, kron_corrected, blocks, full, low_rank, function_space and
+    subnetwork; ``method`` one that its curvature can be measured with; ``params`` chooses the
+    uncertain parameters, the last layer alone for example; ``prior`` is the precision of the
+    Gaussian prior: see :class:`Prior`. ``options`` belong to the structure. Random draws of the fit
+    depend on ``seed`` only.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Any = "gaussian",
+        structure: str = "diag",
+        method: str | None = None,
+        params: Parameters = None,
+        prior: Given = 1.0,
+        *,
+        output: Output = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        self.structure = WORDS.get(structure, structure)
+        if self.structure not in STRUCTURES:
+            raise ValueError(f"structure={structure!r} must be one of {tuple(STRUCTURES)}")
+        self._structure = STRUCTURES[self.structure]
+        self.method = method or self._structure.methods[0]
+        if self.method not in self._structure.methods:
+            raise ValueError(
+                f"method={method!r}: structure {self.structure!r} has {self._structure.methods}"
+            )
+        known = (*self._structure.options, *COMMON_OPTIONS)
+        strange = [name for name in options if name not in known]
+        if strange:
+            raise TypeError(f"structure {self.structure!r} has options {known}, not {strange}")
+        self.model, self.output, self.seed, self.options = model, output, seed, options
+        self.fitted_likelihood: Likelihood = resolve(likelihood)
+        self.parameters = parameters_of(model, params)
+        self.prior: Prior = resolve_prior(prior, self.parameters)
+        self.scale = torch.ones((), dtype=torch.float64)
+        self.measured: Measured | None = None
+        self._posterior: Posterior | None = None
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """The likelihood, with the noise that was tuned."""
+        if isinstance(self.fitted_likelihood, Gaussian):
+            variance = self.fitted_likelihood.variance / float(self.scale)
+            return replace(self.fitted_likelihood, variance=variance)
+        return self.fitted_likelihood
+
+    def fit(self, data: Any, *, progress: bool = False, checkpoint: Any = None) -> Laplace:
+        """Measure the curvature on ``data``: a batch or an iterable of batches (inputs, labels).
+
+        ``checkpoint`` names a file that is written after every batch; if it is there already, the
+        fit goes on behind its last batch, to bitwise the same result.
+        """
+        subject = Subject(
+            self.model,
+            self.parameters,
+            self.fitted_likelihood,
+            self.method,
+            self.output,
+            self.options,
+            self.prior.precision,
+            torch.Generator(next(iter(self.parameters.values())).device),
+        )
+        path = None if checkpoint is None else Path(checkpoint)
+        self.measured = measure(
+            self._structure, subject, data, seed=self.seed, progress=progress, checkpoint=path
+        )
+        self._posterior = None
+        self.posterior  # noqa: B018 - refuses here what can be no posterior
+        return self
+
+    @property
+    def posterior(self) -> Posterior:
+        """The posterior with the present prior and noise."""
+        if self._posterior is None:
+            shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
+            self._posterior = self._structure.posterior(
+                self._fitted().state, shapes, self.prior.precision, self.scale
+            )
+        return self._posterior
+
+    def set_prior(self, prior: Given) -> Laplace:
+        """Another prior for the same curvature."""
+        self._retune(resolve_prior(prior, self.parameters), self.scale)
+        return self
+
+    def log_evidence(self) -> Tensor:
+        """log p(y | X) of the training data under the Laplace approximation, float64."""
+        with torch.no_grad():
+            return self._evidence()(self.prior, self.scale)
+
+    def tune(
+        self,
+        by: str = "evidence",
+        data: Any = None,
+        *,
+        noise: bool | None = None,
+        steps: int = 100,
+        tolerance: float = 1e-6,
+        grid: Any = None,
+        link: Link = "probit",
+    ) -> Laplace:
+        """Choose the prior precision of every group, and the noise of a regression.
+
+        - ``by="evidence"``: maximise the evidence by gradient;
+        - ``"mackay"``: MacKay's fixed point, which ends where the gradient of the evidence is zero;
+        - ``"validation"``: of the numbers in ``grid``, the one precision for all parameters with
+          the largest predictive log-likelihood on ``data``.
+        """
+        gaussian = isinstance(self.fitted_likelihood, Gaussian)
+        if noise and not gaussian:
+            raise ValueError(f"{type(self.fitted_likelihood).__name__} has no noise to tune")
+        if gaussian and noise is not False and self.method in ("empirical", "hessian"):
+            raise ValueError(
+                f"method {self.method!r} does not scale with the noise: tune with noise=False"
+            )
+        noise = gaussian if noise is None else noise
+        if by == "evidence":
+            found = by_gradient(self._evidence(), self.prior, self.scale, noise=noise, steps=steps)
+            self._retune(*found)
+        elif by == "mackay":
+            prior, scale, _ = by_fixed_point(
+                self._evidence(), self.prior, self.scale,
+                noise=noise, steps=steps, tolerance=tolerance,
+            )  # fmt: skip
+            self._retune(prior, scale)
+        elif by == "validation":
+            self._tune_on(data, grid, link)
+        else:
+            raise ValueError(f"by={by!r} must be 'evidence', 'mackay' or 'validation'")
+        return self
+
+    def predict(
+        self,
+        x: Any,
+        *,
+        how: How = "linearised",
+        link: Link = "probit",
+        joint: bool = False,
+        outputs: Tensor | None = None,
+        samples: int = 100,
+        generator: torch.Generator | None = None,
+        output: Output = None,
+        memory_budget: int | None = None,
+    ) -> Prediction:
+        """The predictive distribution of inputs ``x``.
+
+        ``how``: "linearised" (the model's own output as mean, J Σ Jᵀ as covariance), "propagated"
+        (variances passed forward, all outputs at the cost of about two passes, an approximation),
+        or "weights" (an average over ``samples`` drawn models). ``link`` gives class probabilities:
+        "probit", "mc", "bridge" or "mean_field". ``joint`` asks for the covariance between outputs,
+        ``outputs`` for some of the flattened outputs alone, [k] or [N, k].
+        """
+        return predict(
+            self.model, x, self.posterior, self.likelihood,
+            how=how, link=link, joint=joint, outputs=outputs, samples=samples,
+            generator=generator, output=self.output if output is None else output,
+            memory_budget=memory_budget,
+        )  # fmt: skip
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Parameters drawn from the posterior, [count, *shape] by name."""
+        drawn = self.posterior.sample(count, generator)
+        return {name: step + self.parameters[name].detach() for name, step in drawn.items()}
+
+    def merge(self, other: Laplace) -> Laplace:
+        """The posterior of both data sets together, with this one's prior and noise."""
+        both = self._copy()
+        both.measured = self._fitted().merge(other._fitted())
+        return both
+
+    def save(self, path: Any) -> None:
+        """Write the posterior to a safetensors file: no pickle, nothing of the model itself."""
+        saved.save(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Any, model: nn.Module, *, likelihood: Any = None) -> Laplace:
+        """Read a posterior of this very model, with the parameters it was fitted at.
+
+        ``likelihood`` is needed only where the file could not hold it: a loss of one's own.
+        """
+        return saved.load(cls, Path(path), model, likelihood)
+
+    def _fitted(self) -> Measured:
+        if self.measured is None:
+            raise RuntimeError("the posterior is not fitted yet: call fit(data) first")
+        return self.measured
+
+    def _evidence(self) -> Evidence:
+        measured = self._fitted()
+        if measured.nll is None or measured.constant is None:
+            raise RuntimeError("the evidence needs labels: fit on batches (inputs, labels)")
+        return Evidence(
+            self.posterior, self.parameters, measured.nll, measured.constant, measured.targets
+        )
+
+    def _retune(self, prior: Prior, scale: Tensor) -> None:
+        self.prior, self.scale = prior, scale.detach()
+        if self._posterior is not None:
+            self._posterior = self._posterior.rescaled(prior.precision, self.scale)
+
+    def _tune_on(self, data: Any, grid: Any, link: Link) -> None:
+        """The number of ``grid`` with the largest predictive log-likelihood of ``data``."""
+        if data is None:
+            raise ValueError("by='validation' needs data: batches (inputs, labels) kept aside")
+        numbers = torch.logspace(-4, 4, 21).tolist() if grid is None else list(grid)
+        batches = [(inputs_of(batch), batch.target) for batch in batches_of(data)]
+        found: list[tuple[float, float]] = []
+        for number in numbers:
+            self.set_prior(number)
+            scores = [self.predict(x, link=link).log_likelihood(y).sum() for x, y in batches]
+            found.append((float(torch.stack(scores).sum()), number))
+        self.set_prior(max(found)[1])
+
+    def _copy(self) -> Laplace:
+        both = Laplace.__new__(Laplace)
+        both.__dict__.update(self.__dict__, _posterior=None)
+        return both

@@ -1,0 +1,224 @@
+"""What a posterior says of new inputs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature import (
+    predictive_covariance,
+    predictive_variance,
+    propagated_variance,
+)
+from lapkernels.curvature.selection import Batch, Output, batches_of, selector
+from lapkernels.laplace import links
+from lapkernels.laplace.posterior import Posterior
+from lapkernels.likelihoods import (
+    Bernoulli,
+    Categorical,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+)
+
+Link = Literal["probit", "mc", "bridge", "mean_field"]
+How = Literal["linearised", "propagated", "weights"]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The predictive distribution of N inputs.
+
+    ``mean`` and ``variance`` [N, *out] are of the outputs f; ``covariance`` [N, D, D] is joint over
+    the flattened outputs, where it was asked for. ``expected`` is E[y]: class probabilities, the
+    rate of counts, or the mean itself. ``noise`` is the variance of y around f in regression.
+    """
+
+    mean: Tensor
+    variance: Tensor
+    covariance: Tensor | None
+    expected: Tensor
+    likelihood: Likelihood
+
+    @property
+    def std(self) -> Tensor:
+        """Standard deviation of f."""
+        return self.variance.sqrt()
+
+    @property
+    def noise(self) -> Tensor:
+        """Variance of y around f, regression only."""
+        if not isinstance(self.likelihood, Gaussian):
+            raise AttributeError(f"{type(self.likelihood).__name__} has no additive noise")
+        value = torch.as_tensor(self.likelihood.variance, dtype=self.mean.dtype)
+        return value.to(self.mean.device).expand(self.mean.shape)
+
+    @property
+    def probabilities(self) -> Tensor:
+        """Class probabilities, classification only."""
+        if not isinstance(self.likelihood, Categorical | Bernoulli):
+            raise AttributeError(
+                f"{type(self.likelihood).__name__} has no probabilities: see mean and variance"
+            )
+        return self.expected
+
+    def log_likelihood(self, y: Tensor) -> Tensor:
+        """log p(y) of each target under the predictive distribution."""
+        if isinstance(self.likelihood, Gaussian):
+            variance = self.variance + self.noise
+            return -0.5 * ((y - self.mean).square() / variance + (2 * math.pi * variance).log())
+        if isinstance(self.likelihood, Categorical):
+            dim = self.likelihood.dim
+            return self.expected.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
+        if isinstance(self.likelihood, Bernoulli):
+            p = self.expected
+            return torch.where(y > 0.5, p, 1 - p).log()
+        raise NotImplementedError(
+            f"the predictive density of {type(self.likelihood).__name__} has no closed form"
+        )
+
+
+def predict(
+    model: nn.Module,
+    x: Any,
+    posterior: Posterior,
+    likelihood: Likelihood,
+    *,
+    how: How,
+    link: Link,
+    joint: bool,
+    outputs: Tensor | None,
+    samples: int,
+    generator: torch.Generator | None,
+    output: Output,
+    memory_budget: int | None,
+) -> Prediction:
+    """The predictive distribution of inputs ``x``."""
+    for name, value, allowed in (("how", how, How), ("link", link, Link)):
+        if value not in get_args(allowed):
+            raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
+    if how != "linearised" and (joint or outputs is not None or link != "probit"):
+        raise ValueError(f"joint=, outputs= and link= need how='linearised', not {how!r}")
+    (batch,) = batches_of([(x, None)])
+    if how == "weights":
+        return _by_weights(model, batch, posterior, likelihood, samples, generator, output)
+    mean = _forward(model, batch, output)
+    if how == "propagated":
+        variance = propagated_variance(model, x, posterior.variance(), output=output)
+        return Prediction(mean, variance, None, expectation(mean, variance, likelihood), likelihood)
+    blocks = posterior.blocks()
+    options: dict[str, Any] = {"output": output, "memory_budget": memory_budget}
+    if outputs is not None:
+        mean = mean.flatten(1).gather(1, outputs.to(mean.device).expand(len(mean), -1))
+    covariance = None
+    if joint:
+        covariance = predictive_covariance(model, x, blocks, outputs=outputs, **options)
+        variance = covariance.diagonal(dim1=1, dim2=2).reshape(mean.shape)
+    else:
+        variance = predictive_variance(model, x, blocks, outputs=outputs, **options)
+    if outputs is not None:
+        return Prediction(mean, variance, covariance, mean, likelihood)
+
+    def of_classes(positions: Tensor) -> Tensor:
+        if covariance is not None:
+            return covariance[:, positions.unsqueeze(1), positions]
+        return predictive_covariance(model, x, blocks, outputs=positions, **options)
+
+    if link == "probit":
+        expected = expectation(mean, variance, likelihood)
+    else:
+        expected = _linked(mean, variance, likelihood, link, samples, generator, of_classes)
+    return Prediction(mean, variance, covariance, expected, likelihood)
+
+
+def expectation(mean: Tensor, variance: Tensor, likelihood: Likelihood) -> Tensor:
+    """E[y] of independent Gaussian outputs; classes by the probit approximation."""
+    if isinstance(likelihood, Categorical):
+        return links.probit(mean, variance).softmax(likelihood.dim)
+    if isinstance(likelihood, Bernoulli):
+        return links.probit(mean, variance).sigmoid()
+    if isinstance(likelihood, Poisson):
+        return (mean + variance / 2).exp()
+    if isinstance(likelihood, HeteroscedasticGaussian):
+        return mean.chunk(2, likelihood.dim)[0]
+    return mean
+
+
+def _linked(
+    mean: Tensor,
+    variance: Tensor,
+    likelihood: Likelihood,
+    link: Link,
+    samples: int,
+    generator: torch.Generator | None,
+    of_classes: Callable[[Tensor], Tensor],
+) -> Tensor:
+    """Probabilities that need the covariance between classes, position by position."""
+    if isinstance(likelihood, Bernoulli) and link == "mc":
+        noise = torch.randn(
+            samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
+        )
+        return (mean + noise * variance.sqrt()).sigmoid().mean(0)
+    if not isinstance(likelihood, Categorical):
+        raise ValueError(f"link={link!r} is for classes, not for {type(likelihood).__name__}")
+    result = torch.empty_like(mean)
+    flat, filled = mean.flatten(1), result.view(len(mean), -1)
+    for positions in _positions(mean, likelihood.dim):
+        m, covariance = flat[:, positions], of_classes(positions)
+        if link == "bridge":
+            p = links.bridge(m, covariance)
+        elif link == "mean_field":
+            p = links.mean_field(m, covariance)
+        else:
+            p = links.gaussian_samples(m, covariance, samples, generator).softmax(-1).mean(0)
+        filled[:, positions] = p
+    return result
+
+
+def _positions(mean: Tensor, dim: int) -> Iterator[Tensor]:
+    """Flat indices of the classes at each position of the outputs."""
+    shape = mean.shape[1:]
+    index = torch.arange(shape.numel(), device=mean.device).reshape(1, *shape)
+    yield from index.movedim(dim, -1).reshape(-1, mean.shape[dim])
+
+
+def _by_weights(
+    model: nn.Module,
+    batch: Batch,
+    posterior: Posterior,
+    likelihood: Likelihood,
+    samples: int,
+    generator: torch.Generator | None,
+    output: Output,
+) -> Prediction:
+    """Average over models with drawn weights, one draw in memory at a time."""
+    if samples < 2:
+        raise ValueError(f"samples={samples}: how='weights' needs at least two")
+    centre = {name: p.detach() for name, p in model.named_parameters()}
+    mean = square = expected = torch.zeros(())
+    for number in range(samples):
+        drawn = posterior.sample(1, generator)
+        values = {name: centre[name] + step[0] for name, step in drawn.items()}
+        f = _forward(model, batch, output, values)
+        # Running means (Welford), so that nothing cancels.
+        difference = f - mean
+        mean = mean + difference / (number + 1)
+        square = square + difference * (f - mean)
+        y = expectation(f, torch.zeros_like(f), likelihood)
+        expected = expected + (y - expected) / (number + 1)
+    return Prediction(mean, square / (samples - 1), None, expected, likelihood)
+
+
+@torch.no_grad()
+def _forward(
+    model: nn.Module, batch: Batch, output: Output, values: dict[str, Tensor] | None = None
+) -> Tensor:
+    with torch.random.fork_rng(devices=[]):
+        result = torch.func.functional_call(model, values or {}, batch.args, batch.kwargs)
+    return selector(output, batch.count)(result)

@@ -1,0 +1,168 @@
+"""Dense blocks of A over chosen entries of some parameters: full, blocks and subnetworks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature import CovarianceBlock, Refused
+from lapkernels.curvature.decompositions import cholesky
+from lapkernels.laplace.posterior import Posterior, positive
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBlocks:
+    """B blocks of H, ``matrices`` [B, m, m], over entries of the parameters ``names``.
+
+    ``positions`` [B, m] are places in those parameters, flattened one behind the other.
+    """
+
+    names: tuple[str, ...]
+    matrices: Tensor
+    positions: Tensor
+
+    @property
+    def what(self) -> str:
+        """The blocks' name in messages."""
+        names = ", ".join(self.names[:3]) + (", .." if len(self.names) > 3 else "")
+        return f"the posterior precision of {names}"
+
+    @cached_property
+    def spectrum(self) -> Tensor:
+        """Eigenvalues [B, m], float64; negative ones that rounding explains are zero."""
+        values = torch.linalg.eigvalsh(self.matrices.double())
+        return values.where(values < -self._slack(values), values.clamp_min(0))
+
+    @cached_property
+    def repaired(self) -> Tensor:
+        """The blocks in float64 without the negative eigenvalues that rounding explains."""
+        values, vectors = torch.linalg.eigh(self.matrices.double())
+        values = values.where(values < -self._slack(values), values.clamp_min(0))
+        return (vectors * values.unsqueeze(1)) @ vectors.mT
+
+    def _slack(self, values: Tensor) -> Tensor:
+        largest = values.abs().amax(-1, keepdim=True)
+        return 10 * values.shape[-1] * torch.finfo(self.matrices.dtype).eps * largest
+
+
+@dataclass(frozen=True, eq=False)
+class DenseCovariance(CovarianceBlock):
+    """Inverse of the blocks L Lᵀ, ``factor`` [B, m, m]; other entries are known."""
+
+    names: tuple[str, ...]
+    factor: Tensor
+    positions: Tensor
+
+    def root(self, g: Tensor) -> Tensor:
+        picked = g[..., self.positions.flatten()].reshape(-1, *self.positions.shape)
+        solved = torch.linalg.solve_triangular(self.factor, picked.permute(1, 2, 0), upper=False)
+        return solved.permute(2, 0, 1).reshape(*g.shape[:-1], self.positions.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class DensePosterior(Posterior):
+    """Blocks that are inverted as they are; each has the entries of its own."""
+
+    parts: Sequence[DenseBlocks]
+
+    def log_determinant(self) -> Tensor:
+        total = torch.zeros((), dtype=torch.float64)
+        for part in self.parts:
+            single = self._single(part)
+            if single is None:
+                factor = self._factor(part)
+                total = total + 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
+            else:
+                values = positive(part.spectrum * self.scale + single, part.what)
+                total = total + values.log().sum()
+        return total
+
+    def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            flat = torch.cat([vector[name].flatten() for name in part.names])
+            matrix = self._precision(part).to(flat.dtype)
+            value = (matrix @ flat[part.positions].unsqueeze(2)).squeeze(2)
+            found.update(self._split(part, self._put(part, value)))
+        return found
+
+    def variance(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            factor = self._factor(part)
+            unit = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
+            inverse = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
+            value = inverse.square().sum(1).to(part.matrices.dtype)
+            found.update(self._split(part, self._put(part, value)))
+        return found
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            factor = self._factor(part)
+            noise = torch.randn(
+                *factor.shape[:2], count, generator=generator, dtype=factor.dtype,
+                device=factor.device,
+            )  # fmt: skip
+            drawn = torch.linalg.solve_triangular(factor.mT, noise, upper=True)
+            value = drawn.permute(2, 0, 1).to(part.matrices.dtype)
+            found.update(self._split(part, self._put(part, value)))
+        return found
+
+    def blocks(self) -> list[CovarianceBlock]:
+        return [
+            DenseCovariance(part.names, self._factor(part).to(part.matrices.dtype), part.positions)
+            for part in self.parts
+        ]
+
+    def uncertain(self, name: str) -> Tensor | None:
+        for part in self.parts:
+            if name in part.names:
+                if part.positions.numel() == sum(prod(self.shapes[n]) for n in part.names):
+                    return None
+                ones = torch.ones_like(part.positions, dtype=torch.bool)
+                return self._split(part, self._put(part, ones))[name]
+        raise KeyError(name)
+
+    def eigenvalues(self) -> Tensor:
+        """All eigenvalues of H, from the largest down."""
+        return torch.cat([part.spectrum.flatten() for part in self.parts]).sort(descending=True)[0]
+
+    def _single(self, part: DenseBlocks) -> Tensor | None:
+        """The precision of all entries of a part, if it is one number."""
+        first, *others = (self.precision[name] for name in part.names)
+        return None if first.dim() or any(value is not first for value in others) else first
+
+    def _precision(self, part: DenseBlocks, matrices: Tensor | None = None) -> Tensor:
+        """A, [B, m, m], float64."""
+        prior = torch.cat(
+            [self.precision[name].expand(self.shapes[name]).flatten() for name in part.names]
+        )
+        h = part.matrices.double() if matrices is None else matrices
+        return h * self.scale + torch.diag_embed(prior.to(h.device)[part.positions])
+
+    def _factor(self, part: DenseBlocks) -> Tensor:
+        """L of A = L Lᵀ, float64."""
+        try:
+            return cholesky(self._precision(part), part.what)
+        except Refused:
+            return cholesky(self._precision(part, part.repaired), part.what)
+
+    def _put(self, part: DenseBlocks, value: Tensor) -> Tensor:
+        """[L.., B, m] at its places in the flattened parameters [L.., P], zero elsewhere."""
+        size = sum(prod(self.shapes[name]) for name in part.names)
+        flat = value.new_zeros(*value.shape[:-2], size)
+        return flat.index_copy_(-1, part.positions.flatten(), value.flatten(-2))
+
+    def _split(self, part: DenseBlocks, flat: Tensor) -> dict[str, Tensor]:
+        shapes = {name: self.shapes[name] for name in part.names}
+        pieces = flat.split([prod(shape) for shape in shapes.values()], -1)
+        return {
+            name: piece.reshape(*piece.shape[:-1], *shape)
+            for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
+        }

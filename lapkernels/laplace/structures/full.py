@@ -1,0 +1,48 @@
+"""The whole matrix: A = c H + Λ."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature import Full, full
+from lapkernels.laplace.posterior import Posterior, Precision, Shapes
+from lapkernels.laplace.structures.dense import DenseBlocks, DensePosterior
+from lapkernels.laplace.structures.structure import Packed, Structure, Subject
+
+
+@dataclass(frozen=True)
+class FullMatrix(Structure):
+    """All parameters together, also by the Hessian itself."""
+
+    methods = ("exact", "mc", "empirical", "hessian")
+    options = ("samples", "sampler", "limit")
+
+    def measure(self, subject: Subject, batch: Any, basis: Any) -> Full:
+        return full(subject.model, batch, **subject.arguments)
+
+    def posterior(
+        self, state: Full, shapes: Shapes, precision: Precision, scale: Tensor
+    ) -> Posterior:
+        everything = torch.arange(len(state.matrix), device=state.matrix.device)
+        blocks = DenseBlocks(tuple(shapes), state.matrix.unsqueeze(0), everything.unsqueeze(0))
+        return DensePosterior(shapes, precision, scale, [blocks])
+
+    def pack(self, state: Full) -> Packed:
+        return Packed({"matrix": state.matrix}, pack_slices(state.slices), state.summary)
+
+    def unpack(self, packed: Packed, basis: Any) -> Full:
+        return Full(packed.tensors["matrix"], unpack_slices(packed.data), packed.summary)
+
+
+def pack_slices(slices: dict[str, slice]) -> dict[str, Any]:
+    """Slices as JSON."""
+    return {name: [where.start, where.stop] for name, where in slices.items()}
+
+
+def unpack_slices(data: dict[str, Any]) -> dict[str, slice]:
+    """Slices from JSON."""
+    return {name: slice(*where) for name, where in data.items()}

@@ -1,0 +1,176 @@
+r"""Kronecker-factored blocks: A = c B ⊗ A' + λ in the eigenbasis of both factors.
+
+With :math:`Q = Q_B \otimes Q_A` the block is :math:`Q (c \, \mathrm{diag}(h) + \lambda) Q^T`, h
+being products of eigenvalues, or the second moments of the columns in that basis (EKFAC).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature import (
+    CorrectedKronecker,
+    CovarianceBlock,
+    Eigenbasis,
+    Factors,
+    Kronecker,
+    KroneckerEigenbasis,
+    kron,
+    kron_corrected,
+)
+from lapkernels.laplace.posterior import Posterior, Precision, Shapes, one_number, positive
+from lapkernels.laplace.structures.structure import Packed, Structure, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class KroneckerPosterior(Posterior):
+    """``bases`` has the eigenvectors and the eigenvalues of H by name."""
+
+    bases: Mapping[str, Eigenbasis]
+
+    def _values(self, name: str) -> Tensor:
+        """Eigenvalues of A, [groups, O / g, I / g * K], float64."""
+        prior = one_number(self.precision, name, "kron")
+        return positive(self.bases[name].values.double() * self.scale + prior, name)
+
+    def log_determinant(self) -> Tensor:
+        return torch.stack([self._values(name).log().sum() for name in self.shapes]).sum()
+
+    def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, v in vector.items():
+            basis = self.bases[name]
+            rotated = basis.rotate(basis.factors.to_matrix(v)) * self._values(name).to(v.dtype)
+            found[name] = basis.factors.from_matrix(basis.rotate_back(rotated))
+        return found
+
+    def variance(self) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, basis in self.bases.items():
+            inverse = self._values(name).reciprocal().to(basis.values.dtype)
+            matrix = basis.output.square() @ inverse
+            if basis.input is not None:
+                matrix = matrix @ basis.input.square().mT
+            found[name] = basis.factors.from_matrix(matrix)
+        return found
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for name, basis in self.bases.items():
+            deviation = self._values(name).rsqrt().to(basis.values.dtype)
+            noise = torch.randn(
+                count, *deviation.shape, generator=generator, dtype=deviation.dtype,
+                device=deviation.device,
+            )  # fmt: skip
+            found[name] = basis.factors.from_matrix(basis.rotate_back(noise * deviation))
+        return found
+
+    def blocks(self) -> list[CovarianceBlock]:
+        return [
+            KroneckerEigenbasis(
+                name,
+                replace(basis, values=self._values(name).reciprocal().to(basis.values.dtype)),
+            )
+            for name, basis in self.bases.items()
+        ]
+
+
+@dataclass(frozen=True)
+class Kron(Structure):
+    """Kronecker factors: KFAC ("mc"), KFLR ("exact") or of the true labels ("empirical")."""
+
+    methods = ("mc", "exact", "empirical")
+    options = ("samples", "sampler", "sharing")
+
+    def measure(self, subject: Subject, batch: Any, basis: Any) -> Kronecker:
+        return kron(subject.model, batch, **subject.arguments)
+
+    def posterior(
+        self, state: Kronecker, shapes: Shapes, precision: Precision, scale: Tensor
+    ) -> Posterior:
+        bases = {name: Eigenbasis.of(factors, name) for name, factors in state.items()}
+        return KroneckerPosterior(shapes, precision, scale, bases)
+
+    def pack(self, state: Kronecker) -> Packed:
+        tensors, data = _pack_factors(state)
+        return Packed(tensors, data, state.summary)
+
+    def unpack(self, packed: Packed, basis: Any) -> Kronecker:
+        return Kronecker(_unpack_factors(packed), packed.summary)
+
+
+@dataclass(frozen=True)
+class KronCorrected(Structure):
+    """Kronecker eigenvectors with second moments as eigenvalues: EKFAC, two sweeps."""
+
+    methods = Kron.methods
+    options = Kron.options
+    first = Kron()
+
+    def between(self, subject: Subject, state: Kronecker) -> CorrectedKronecker:
+        bases = {}
+        for name, factors in state.items():
+            basis = Eigenbasis.of(factors, name)
+            bases[name] = replace(basis, values=torch.zeros_like(basis.values))
+        return CorrectedKronecker(bases, state.summary)
+
+    def measure(self, subject: Subject, batch: Any, basis: CorrectedKronecker) -> Any:
+        return kron_corrected(subject.model, batch, basis=basis, **subject.arguments)
+
+    def posterior(
+        self, state: CorrectedKronecker, shapes: Shapes, precision: Precision, scale: Tensor
+    ) -> Posterior:
+        return KroneckerPosterior(shapes, precision, scale, state)
+
+    def pack(self, state: CorrectedKronecker) -> Packed:
+        tensors, data = _pack_factors({name: basis.factors for name, basis in state.items()})
+        for name, basis in state.items():
+            for part in ("output", "input", "values"):
+                value = getattr(basis, part)
+                if value is not None:
+                    tensors[f"{name}/eigen_{part}"] = value
+        return Packed(tensors, data, state.summary)
+
+    def unpack(self, packed: Packed, basis: CorrectedKronecker | None) -> CorrectedKronecker:
+        found: dict[str, Eigenbasis] = {}
+        for name, factors in _unpack_factors(packed).items():
+            # States add up only if they share the factors of one basis.
+            own = factors if basis is None else basis[name].factors
+            parts = [packed.tensors.get(f"{name}/eigen_{p}") for p in ("output", "input", "values")]
+            found[name] = Eigenbasis(own, *parts)  # pyright: ignore[reportArgumentType]
+        return CorrectedKronecker(found, packed.summary)
+
+    def pack_basis(self, basis: CorrectedKronecker) -> Packed:
+        return self.pack(basis)
+
+    def unpack_basis(self, packed: Packed) -> CorrectedKronecker:
+        return self.unpack(packed, None)
+
+
+def _pack_factors(state: Mapping[str, Factors]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors: dict[str, Tensor] = {}
+    data: dict[str, Any] = {}
+    for name, factors in state.items():
+        for part in ("output", "input_sum", "entries"):
+            value = getattr(factors, part)
+            if value is not None:
+                tensors[f"{name}/{part}"] = value
+        data[name] = {"shape": factors.shape, "count": factors.count, "used": factors.used}
+    return tensors, data
+
+
+def _unpack_factors(packed: Packed) -> dict[str, Factors]:
+    found: dict[str, Factors] = {}
+    for name, data in packed.data.items():
+        parts = [packed.tensors.get(f"{name}/{part}") for part in ("output", "input_sum")]
+        output, input_sum = parts
+        assert output is not None
+        entries = packed.tensors.get(f"{name}/entries")
+        shape = tuple(data["shape"])
+        found[name] = Factors(shape, data["count"], output, input_sum, entries, data["used"])
+    return found

@@ -1,0 +1,138 @@
+r"""A factor of few columns: H = F Fᵀ with F [P, m].
+
+With :math:`M = \sqrt c \, \Lambda^{-1/2} F` the precision is
+:math:`\Lambda^{1/2} (I + M M^T) \Lambda^{1/2}`, and all that is needed follows from the eigenvalues
+:math:`x` of the small matrix :math:`M^T M = V x V^T`:
+
+.. math::
+   \log|A| = \log|\Lambda| + \sum \log(1 + x), \qquad
+   (I + M M^T)^{-1/2} = I - M V \frac{1}{\sqrt{1 + x} (1 + \sqrt{1 + x})} V^T M^T .
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature import CovarianceBlock, LowRank, low_rank
+from lapkernels.curvature.decompositions import eigen
+from lapkernels.laplace.posterior import Posterior, Precision, Shapes
+from lapkernels.laplace.structures.full import pack_slices, unpack_slices
+from lapkernels.laplace.structures.structure import Packed, Structure, Subject
+
+
+@dataclass(frozen=True, eq=False)
+class FactorCovariance(CovarianceBlock):
+    """Λ^-1/2 (I + M Mᵀ)^-1 Λ^-1/2 over all parameters, with ``inner`` C and M [P, m]."""
+
+    names: tuple[str, ...]
+    deviation: Tensor
+    tall: Tensor
+    inner: Tensor
+
+    def root(self, g: Tensor) -> Tensor:
+        scaled = g * self.deviation
+        return scaled - ((scaled @ self.tall) @ self.inner) @ self.tall.T
+
+
+@dataclass(frozen=True, eq=False)
+class FactorPosterior(Posterior):
+    """``factor`` is F [P, m] over the flattened parameters in their order."""
+
+    factor: Tensor
+
+    @cached_property
+    def _prior(self) -> Tensor:
+        values = [self.precision[name].expand(shape) for name, shape in self.shapes.items()]
+        return torch.cat([value.flatten() for value in values]).to(self.factor.device)
+
+    def _tall(self) -> Tensor:
+        """M [P, m], float64."""
+        root = torch.as_tensor(self.scale, dtype=torch.float64).sqrt()
+        return self.factor.double() * (root / self._prior.sqrt().unsqueeze(1))
+
+    def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
+        tall = self._tall().detach()
+        values, vectors = eigen(tall.T @ tall, "the Gram matrix of the curvature's factor")
+        return tall, values, vectors
+
+    def log_determinant(self) -> Tensor:
+        tall = self._tall()
+        gram = torch.eye(tall.shape[1], dtype=tall.dtype, device=tall.device) + tall.T @ tall
+        # At least the identity, so its Cholesky factor exists.
+        factor = torch.linalg.cholesky(gram)
+        return self.log_prior_determinant() + 2 * factor.diagonal().log().sum()
+
+    def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        flat = torch.cat([vector[name].flatten() for name in self.shapes]).double()
+        factor = self.factor.double()
+        return self._split(self.scale * (factor @ (factor.T @ flat)) + self._prior * flat)
+
+    def variance(self) -> dict[str, Tensor]:
+        tall, values, vectors = self._eigen()
+        share = ((tall @ vectors).square() / (1 + values)).sum(1)
+        return self._split((1 - share).clamp_min(0) / self._prior)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        block = self._covariance()
+        noise = torch.randn(
+            count, len(block.deviation), generator=generator, dtype=block.tall.dtype,
+            device=block.tall.device,
+        )  # fmt: skip
+        drawn = (noise - ((noise @ block.tall) @ block.inner) @ block.tall.T) * block.deviation
+        return self._split(drawn)
+
+    def blocks(self) -> list[CovarianceBlock]:
+        return [self._covariance()]
+
+    def _covariance(self) -> FactorCovariance:
+        tall, values, vectors = self._eigen()
+        root = (1 + values).sqrt()
+        inner = (vectors / (root * (1 + root))) @ vectors.T
+        parts = (self._prior.rsqrt(), tall, inner)
+        own = (part.to(self.factor.dtype) for part in parts)
+        return FactorCovariance(tuple(self.shapes), *own)
+
+    def _split(self, flat: Tensor) -> dict[str, Tensor]:
+        pieces = flat.to(self.factor.dtype).split([prod(s) for s in self.shapes.values()], -1)
+        return {
+            name: piece.reshape(*piece.shape[:-1], *shape)
+            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+        }
+
+
+@dataclass(frozen=True)
+class LargestEigenvalues(Structure):
+    """The ``rank`` largest eigenvalues of H and their eigenvectors."""
+
+    methods = ("exact",)
+    options = ("rank", "tolerance", "max_sweeps")
+    whole = True
+
+    def measure(self, subject: Subject, batch: Any, basis: Any) -> LowRank:
+        if isinstance(batch, Iterator):
+            raise ValueError("data is an iterator, but 'low_rank' reads it many times: give a list")
+        options = {k: v for k, v in subject.arguments.items() if k != "method"}
+        if "rank" not in options:
+            raise ValueError("structure 'low_rank' needs rank=, the number of eigenvalues")
+        return low_rank(subject.model, batch, **options)
+
+    def posterior(
+        self, state: LowRank, shapes: Shapes, precision: Precision, scale: Tensor
+    ) -> Posterior:
+        factor = state.vectors * state.values.sqrt()
+        return FactorPosterior(shapes, precision, scale, factor)
+
+    def pack(self, state: LowRank) -> Packed:
+        names = ("vectors", "values", "residuals")
+        tensors = {name: getattr(state, name) for name in names}
+        return Packed(tensors, pack_slices(state.slices), state.summary)
+
+    def unpack(self, packed: Packed, basis: Any) -> LowRank:
+        return LowRank(**packed.tensors, slices=unpack_slices(packed.data), summary=packed.summary)

@@ -1,0 +1,127 @@
+"""A full matrix over few entries: those of largest marginal variance, or given ones.
+
+A first sweep finds the diagonal; the entries of smallest c h + λ, which have the largest variance,
+are the subnetwork. All other entries count as known. (Daxberger et al., Bayesian deep learning via
+subnetwork inference, 2021.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature import Diagonal, Full, full
+from lapkernels.curvature.state import Summary
+from lapkernels.laplace.posterior import Posterior, Precision, Shapes
+from lapkernels.laplace.structures.dense import DenseBlocks, DensePosterior
+from lapkernels.laplace.structures.diag import Diag
+from lapkernels.laplace.structures.full import pack_slices, unpack_slices
+from lapkernels.laplace.structures.structure import Packed, Structure, Subject
+
+
+@dataclass(frozen=True)
+class Entries:
+    """Flat indices of the uncertain entries of each parameter."""
+
+    by_name: dict[str, Tensor]
+    summary: Summary
+
+
+@dataclass(frozen=True)
+class SubnetworkState:
+    """The curvature of some entries."""
+
+    full: Full
+    entries: Entries
+
+    @property
+    def summary(self) -> Summary:
+        """What it is a sum of."""
+        return self.full.summary
+
+    def merge(self, other: SubnetworkState) -> SubnetworkState:
+        """Of both data sets together, if both are of the same entries."""
+        for name, index in self.entries.by_name.items():
+            if not torch.equal(index, other.entries.by_name[name]):
+                raise ValueError(f"the subnetworks differ in {name}: give both the same entries=")
+        return SubnetworkState(self.full.merge(other.full), self.entries)
+
+
+@dataclass(frozen=True)
+class Subnetwork(Structure):
+    """``size`` entries of largest variance, or ``entries`` with flat indices by name."""
+
+    methods = ("exact", "mc", "empirical")
+    options = ("size", "entries", "samples", "sampler", "limit")
+    first = Diag()
+
+    def between(self, subject: Subject, state: Diagonal) -> Entries:
+        given = subject.options.get("entries")
+        if given is not None:
+            return Entries(_checked(given, subject.parameters), state.summary)
+        size = subject.options.get("size")
+        total = sum(p.numel() for p in subject.parameters.values())
+        if size is None or not 1 <= size <= total:
+            raise ValueError(f"structure 'subnetwork' needs size=1 to {total}, or entries=")
+        values = {name: (h.double() + subject.prior[name]).flatten() for name, h in state.items()}
+        chosen = torch.cat(list(values.values())).topk(size, largest=False).indices.sort().values
+        found, start = {}, 0
+        for name, value in values.items():
+            inside = (chosen >= start) & (chosen < start + len(value))
+            found[name] = chosen[inside] - start
+            start += len(value)
+        return Entries(found, state.summary)
+
+    def measure(self, subject: Subject, batch: Any, basis: Entries) -> SubnetworkState:
+        options = {k: v for k, v in subject.arguments.items() if k not in ("size", "entries")}
+        found = full(subject.model, batch, entries=basis.by_name, **options)
+        return SubnetworkState(found, basis)
+
+    def posterior(
+        self, state: SubnetworkState, shapes: Shapes, precision: Precision, scale: Tensor
+    ) -> Posterior:
+        places, start = [], 0
+        for name, shape in shapes.items():
+            places.append(state.entries.by_name[name] + start)
+            start += torch.Size(shape).numel()
+        matrix, positions = state.full.matrix.unsqueeze(0), torch.cat(places).unsqueeze(0)
+        blocks = DenseBlocks(tuple(shapes), matrix, positions)
+        return DensePosterior(shapes, precision, scale, [blocks])
+
+    def pack(self, state: SubnetworkState) -> Packed:
+        tensors = {"matrix": state.full.matrix, **self.pack_basis(state.entries).tensors}
+        return Packed(tensors, pack_slices(state.full.slices), state.summary)
+
+    def unpack(self, packed: Packed, basis: Entries | None) -> SubnetworkState:
+        found = Full(packed.tensors["matrix"], unpack_slices(packed.data), packed.summary)
+        return SubnetworkState(found, basis or self.unpack_basis(packed))
+
+    def pack_basis(self, basis: Entries) -> Packed:
+        tensors = {f"{name}/entries": index for name, index in basis.by_name.items()}
+        return Packed(tensors, {}, basis.summary)
+
+    def unpack_basis(self, packed: Packed) -> Entries:
+        ending = "/entries"
+        found = {k.removesuffix(ending): v for k, v in packed.tensors.items() if k.endswith(ending)}
+        return Entries(found, packed.summary)
+
+
+def _checked(given: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Indices for every parameter, sorted and once each; none for those that are not named."""
+    strange = [name for name in given if name not in parameters]
+    if strange:
+        raise ValueError(f"entries has names that are no uncertain parameters: {strange}")
+    found: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        index = torch.as_tensor(given.get(name, []), dtype=torch.long, device=parameter.device)
+        index = index.flatten().unique()
+        if len(index) and not 0 <= int(index[0]) <= int(index[-1]) < parameter.numel():
+            raise ValueError(f"entries of {name}: 0 to {parameter.numel() - 1} are possible")
+        found[name] = index
+    if not any(len(index) for index in found.values()):
+        raise ValueError("entries chooses nothing")
+    return found

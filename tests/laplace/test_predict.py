@@ -1,0 +1,247 @@
+"""Predictive distributions: links, shapes, ways, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from lapkernels.laplace import links
+from tests.laplace.problems import classifier, regressor
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+def gaussian(classes: int = 4) -> tuple[Tensor, Tensor]:
+    torch.manual_seed(0)
+    root = 0.5 * torch.randn(3, classes, classes, dtype=torch.float64)
+    return torch.randn(3, classes, dtype=torch.float64), root @ root.mT
+
+
+def expected_softmax(mean: Tensor, covariance: Tensor) -> Tensor:
+    """By many draws."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = links.gaussian_samples(mean, covariance, 200_000, generator)
+    return drawn.softmax(-1).mean(0)
+
+
+@pytest.mark.parametrize("link", ["mean_field", "probit"])
+def test_links_are_nearer_to_the_integral_than_the_mean_is(link: str) -> None:
+    mean, covariance = gaussian()
+    wanted = expected_softmax(mean, covariance)
+    if link == "probit":
+        found = links.probit(mean, covariance.diagonal(dim1=1, dim2=2)).softmax(-1)
+    else:
+        found = links.mean_field(mean, covariance)
+    close(found.sum(-1), torch.ones(3, dtype=torch.float64))
+    assert (found - wanted).abs().max() < (mean.softmax(-1) - wanted).abs().max()
+
+
+def test_links_of_certain_logits_are_the_softmax() -> None:
+    mean, covariance = gaussian()
+    close(links.mean_field(mean, 0 * covariance), mean.softmax(-1))
+    close(links.probit(mean, torch.zeros_like(mean)).softmax(-1), mean.softmax(-1))
+    close(links.gaussian_samples(mean, 0 * covariance, 2, None)[1], mean)
+
+
+def test_mean_field_of_two_classes_is_the_probit_of_their_difference() -> None:
+    mean, covariance = gaussian(2)
+    variance = (
+        torch.tensor([1.0, -1.0], dtype=torch.float64)
+        @ covariance
+        @ torch.tensor([1.0, -1.0], dtype=torch.float64)
+    )
+    wanted = links.probit(mean[:, 0] - mean[:, 1], variance).sigmoid()
+    close(links.mean_field(mean, covariance)[:, 0], wanted)
+
+
+def test_bridge_against_its_formula() -> None:
+    """Hobbhahn et al. 2022, on logits projected to sum zero."""
+    mean, s = gaussian()
+    ones = torch.ones(4, dtype=torch.float64)
+    for m, c, found in zip(mean, s, links.bridge(mean, s), strict=True):
+        total = ones @ c @ ones
+        m = m - c @ ones * (ones @ m) / total
+        c = c - torch.outer(c @ ones, c @ ones) / total
+        alpha = (1 - 2 / 4 + m.exp() / 16 * (-m).exp().sum()) / c.diagonal()
+        close(found, alpha / alpha.sum())
+
+
+@pytest.mark.parametrize("link", ["mc", "bridge", "mean_field"])
+def test_dense_classes(link: Any) -> None:
+    """Class probabilities of every pixel are those of its own covariance."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 1))
+    model = model.double().eval()
+    x = torch.randn(2, 1, 3, 2, dtype=torch.float64)
+    la = lk.Laplace(model, "categorical", "diag").fit((x, torch.randint(4, (2, 3, 2))))
+    found = la.predict(x, link=link, samples=50, generator=torch.Generator().manual_seed(1))
+    assert found.probabilities.shape == (2, 4, 3, 2)
+    close(found.probabilities.sum(1), torch.ones(2, 3, 2, dtype=torch.float64))
+    joint = la.predict(
+        x, joint=True, link=link, samples=50, generator=torch.Generator().manual_seed(1)
+    )
+    close(joint.probabilities, found.probabilities)
+    assert joint.covariance is not None
+    pixel = torch.tensor([3, 9, 15, 21])  # row 1, column 1
+    if link == "bridge":
+        m, c = joint.mean[:, :, 1, 1], joint.covariance[:, pixel.unsqueeze(1), pixel]
+        close(found.probabilities[:, :, 1, 1], links.bridge(m, c))
+    y = torch.randint(4, (2, 3, 2))
+    wanted = -nn.functional.nll_loss(found.probabilities.log(), y, reduction="none")
+    close(found.log_likelihood(y), wanted)
+
+
+def test_selected_outputs() -> None:
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical", "full").fit(problem.batches)
+    everything = la.predict(problem.new, joint=True)
+    assert everything.covariance is not None
+    picked = torch.tensor([[0, 2], [1, 0], [2, 1], [1, 1]])
+    found = la.predict(problem.new, outputs=picked, joint=True)
+    assert found.covariance is not None
+    close(found.mean, everything.mean.gather(1, picked))
+    close(found.variance, everything.variance.gather(1, picked))
+    for n, index in enumerate(picked):
+        close(found.covariance[n], everything.covariance[n][index][:, index])
+
+
+def test_sampled_weights() -> None:
+    """For a linear model the average over drawn weights is the linearised predictive."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    x = torch.randn(20, 3, dtype=torch.float64)
+    la = lk.Laplace(model, "gaussian", "full").fit((x, torch.randn(20, 2, dtype=torch.float64)))
+    wanted = la.predict(x[:4])
+    generator = torch.Generator().manual_seed(0)
+    found = la.predict(x[:4], how="weights", samples=4000, generator=generator)
+    error = wanted.std / 4000**0.5
+    assert float(((found.mean - wanted.mean) / error).abs().max()) < 5
+    assert float((found.variance / wanted.variance - 1).abs().max()) < 5 * (2 / 4000) ** 0.5
+    close(found.expected, found.mean)
+
+
+def test_sampled_weights_average_probabilities() -> None:
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical", "kron", "exact").fit(problem.batches)
+    found = la.predict(
+        problem.new, how="weights", samples=5, generator=torch.Generator().manual_seed(2)
+    )
+    generator = torch.Generator().manual_seed(2)
+    outputs = []
+    for _ in range(5):
+        values = {name: v[0] for name, v in la.sample(1, generator).items()}
+        outputs.append(torch.func.functional_call(problem.model, values, problem.new).detach())
+    f = torch.stack(outputs)
+    close(found.probabilities, f.softmax(2).mean(0))
+    close(found.mean, f.mean(0))
+    close(found.variance, f.var(0))
+
+
+def test_propagated() -> None:
+    problem = regressor()
+    la = lk.Laplace(problem.model, "gaussian", "kron", "exact").fit(problem.batches)
+    wanted = lk.propagated_variance(problem.model, problem.new, la.posterior.variance())
+    close(la.predict(problem.new, how="propagated").variance, wanted)
+
+
+def test_counts_and_binary() -> None:
+    problem = regressor()
+    y = torch.randint(2, (12, 2)).double()
+    la = lk.Laplace(problem.model, "poisson", "full").fit((problem.x, y))
+    found = la.predict(problem.new)
+    close(found.expected, (found.mean + found.variance / 2).exp())
+    la = lk.Laplace(problem.model, "bernoulli", "full").fit((problem.x, y))
+    found = la.predict(
+        problem.new, link="mc", samples=20_000, generator=torch.Generator().manual_seed(0)
+    )
+    close(found.probabilities, la.predict(problem.new).probabilities, 0.02)
+    p = found.probabilities[0, 0]
+    close(found.log_likelihood(torch.ones(4, 2).double())[0, 0], p.log())
+    with pytest.raises(ValueError, match="is for classes"):
+        la.predict(problem.new, link="bridge")
+
+
+def test_observation_operator() -> None:
+    """Data that see a linear map of the output; predictions of the output itself."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 5)).double()
+    a = torch.randn(5, 2, dtype=torch.float64)
+    x, noise = torch.randn(3, 2, dtype=torch.float64), 0.1
+    y = model(x).detach() @ a
+    la = lk.Laplace(
+        model, lk.likelihoods.Gaussian(noise), "function_space", output=lambda f: f @ a
+    ).fit((x, y))
+    full = lk.Laplace(model, lk.likelihoods.Gaussian(noise), "full", output=lambda f: f @ a)
+    found = la.predict(x, output=lambda f: f, joint=True)
+    assert found.covariance is not None and found.mean.shape == (3, 5)
+    wanted = full.fit((x, y)).predict(x, output=lambda f: f, joint=True).covariance
+    assert wanted is not None
+    close(found.covariance, wanted)
+
+
+def test_float32_is_as_good_as_its_rounding() -> None:
+    """Ill-conditioned curvature, tiny prior: no NaN, no negative variance, near float64."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
+    x, y = 30 * torch.randn(200, 4), torch.randint(3, (200,))
+    new = torch.randn(20, 4)
+    cases: dict[str, dict[str, Any]] = {
+        "diag": {}, "kron": {"method": "exact"}, "blocks": {"by": "neuron"},
+        "full": {}, "function_space": {},
+    }  # fmt: skip
+    for structure, options in cases.items():
+        la = lk.Laplace(model, "categorical", structure, prior=1e-3, **options).fit((x, y))
+        p = la.predict(new)
+        assert bool(p.variance.isfinite().all()) and bool((p.variance >= 0).all())
+        assert bool(p.probabilities.isfinite().all())
+        assert bool(la.log_evidence().isfinite())
+        for value in la.posterior.variance().values():
+            assert bool((value.isfinite() & (value >= 0)).all())
+        for value in la.sample(2).values():
+            assert bool(value.isfinite().all())
+        la.tune(steps=20)
+        assert bool(la.predict(new).variance.isfinite().all())
+
+
+def test_hessian_that_is_no_minimum_is_refused() -> None:
+    problem = regressor()
+    y = problem.y + 30
+    for structure in ("diag", "full"):
+        la = lk.Laplace(problem.model, "gaussian", structure, "hessian", prior=1e-3)
+        with pytest.raises(lk.Refused, match=r"raise the prior precision.*method='exact'"):
+            la.fit((problem.x, y)).predict(problem.new)
+        # A stronger prior makes a posterior of the same Hessian.
+        strong = lk.Laplace(problem.model, "gaussian", structure, "hessian", prior=1e4)
+        assert bool((strong.fit((problem.x, y)).predict(problem.new).variance > 0).all())
+
+
+def test_refusals() -> None:
+    problem = classifier()
+    with pytest.raises(ValueError, match="structure='tree' must be one of"):
+        lk.Laplace(problem.model, structure="tree")
+    with pytest.raises(ValueError, match="structure 'kron' has"):
+        lk.Laplace(problem.model, structure="kron", method="approx")
+    with pytest.raises(TypeError, match=r"has options .* not \['rank'\]"):
+        lk.Laplace(problem.model, structure="diag", rank=3)
+    with pytest.raises(ValueError, match="needs rank="):
+        lk.Laplace(problem.model, "categorical", "low_rank").fit(problem.batches)
+    with pytest.raises(ValueError, match="needs size="):
+        lk.Laplace(problem.model, "categorical", "subnetwork").fit(problem.batches)
+    la = lk.Laplace(problem.model, "categorical").fit(problem.batches)
+    with pytest.raises(ValueError, match="how='guess' must be one of"):
+        la.predict(problem.new, how="guess")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="need how='linearised'"):
+        la.predict(problem.new, how="weights", joint=True)
+    with pytest.raises(AttributeError, match="no additive noise"):
+        _ = la.predict(problem.new).noise
+    with pytest.raises(ValueError, match="at least two"):
+        la.predict(problem.new, how="weights", samples=1)
+    random = nn.Sequential(problem.model, nn.Dropout())
+    with pytest.raises(lk.Refused, match=r"call model.eval\(\) first"):
+        lk.Laplace(random, "categorical").fit(problem.batches)

@@ -1,0 +1,140 @@
+"""Every structure against dense algebra in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lapkernels as lk
+from tests.laplace import dense
+from tests.laplace.problems import PROBLEMS, Problem
+
+PRIORS: dict[str, Any] = {"number": 0.7, "layer": "layer", "entry": "entry"}
+KRONECKER = ("kron", "ekfac")
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> None:
+    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+
+
+def flat(values: dict[str, Tensor], lead: int = 0) -> Tensor:
+    return torch.cat([v.flatten(lead) for v in values.values()], -1)
+
+
+def fitted(case: str, problem: Problem, prior: str) -> tuple[lk.Laplace, Tensor, Tensor]:
+    """The posterior, its dense curvature, and its prior's diagonal."""
+    structure, options = dense.CASES[case]
+    la = lk.Laplace(problem.model, problem.likelihood, structure, prior=PRIORS[prior], **options)  # pyright: ignore[reportArgumentType]
+    la.fit(problem.batches)
+    if prior != "number":
+        generator = torch.Generator().manual_seed(1)
+        values = {
+            key: 0.2 + torch.rand(value.shape, generator=generator, dtype=torch.float64)
+            for key, value in la.prior.values.items()
+        }
+        la.set_prior(la.prior.with_values(values))
+    return la, dense.curvature(case, problem), dense.prior_diagonal(problem, la.prior.precision)
+
+
+@pytest.mark.parametrize("make", PROBLEMS)
+@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("case", dense.CASES)
+def test_everything(case: str, prior: str, make: str) -> None:
+    problem = PROBLEMS[make]()
+    if prior == "entry" and case in KRONECKER:
+        with pytest.raises(lk.Refused, match="one prior precision for all entries of"):
+            fitted(case, problem, prior)[0].log_evidence()
+        return
+    la, h, lam = fitted(case, problem, prior)
+    # Eigenvectors of a low rank are found up to a tolerance.
+    tolerance = 1e-6 if case == "low_rank" else 1e-9
+    a = h + torch.diag(lam)
+    sigma = torch.linalg.inv(a)
+    close(la.posterior.log_determinant(), torch.logdet(a), tolerance)
+    close(la.log_evidence(), dense.log_evidence(problem, h, lam), tolerance)
+    close(flat(la.posterior.variance()), sigma.diagonal(), tolerance)
+    torch.manual_seed(0)
+    v = {name: torch.randn_like(p) for name, p in problem.model.named_parameters()}
+    close(flat(la.posterior.product(v)), a @ flat(v), tolerance)
+    j = problem.jacobian
+    wanted = j @ sigma @ j.mT
+    found = la.predict(problem.new, joint=True)
+    assert found.covariance is not None
+    close(found.covariance, wanted, tolerance)
+    close(la.predict(problem.new).variance, wanted.diagonal(dim1=1, dim2=2), tolerance)
+
+
+@pytest.mark.parametrize("case", dense.CASES)
+def test_samples_have_the_covariance(case: str) -> None:
+    problem = PROBLEMS["regressor"]()
+    la, h, lam = fitted(case, problem, "number")
+    count = 40_000
+    drawn = la.sample(count, torch.Generator().manual_seed(0))
+    deviation = flat(drawn, 1) - problem.theta
+    sigma = torch.linalg.inv(h + torch.diag(lam))
+    found = deviation.T @ deviation / count
+    # The standard error of entry pq is sqrt((σ_pp σ_qq + σ_pq²) / count).
+    own = sigma.diagonal()
+    error = ((own.unsqueeze(1) * own + sigma.square()) / count).sqrt()
+    assert float(((found - sigma) / error).abs().max()) < 6
+    assert float((deviation.mean(0) / (own / count).sqrt()).abs().max()) < 6
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_subnetwork(given: bool) -> None:
+    problem = PROBLEMS["classifier"]()
+    h, lam = problem.ggn(), 0.3
+    chosen = (h.diagonal() + lam).argsort()[:17].sort().values
+    options: dict[str, Any] = {"size": 17}
+    if given:
+        entries, start = {}, 0
+        for name, p in problem.model.named_parameters():
+            inside = (chosen >= start) & (chosen < start + p.numel())
+            entries[name] = (chosen[inside] - start).tolist()
+            start += p.numel()
+        options = {"entries": entries}
+    la = lk.Laplace(problem.model, "categorical", "subnetwork", prior=lam, **options)
+    la.fit(problem.batches)
+    a = h[chosen][:, chosen] + lam * torch.eye(17, dtype=h.dtype)
+    sigma = torch.zeros_like(h)
+    sigma[chosen.unsqueeze(1), chosen] = torch.linalg.inv(a)
+    theta = problem.theta[chosen]
+    close(flat(la.posterior.variance()), sigma.diagonal())
+    wanted = -problem.nll() - 0.5 * (lam * theta @ theta + torch.logdet(a) - 17 * math.log(lam))
+    close(la.log_evidence(), wanted)
+    j = problem.jacobian
+    close(la.predict(problem.new).variance, (j @ sigma @ j.mT).diagonal(dim1=1, dim2=2))
+    drawn = flat(la.sample(5), 1) - problem.theta
+    assert bool((drawn[:, chosen] != 0).all())
+    drawn[:, chosen] = 0
+    assert not bool(drawn.any())
+
+
+@pytest.mark.parametrize("case", ["diag", "kron", "full"])
+def test_last_layer(case: str) -> None:
+    problem = PROBLEMS["classifier"]()
+    structure, options = dense.CASES[case]
+    la = lk.Laplace(problem.model, "categorical", structure, params="6", prior=0.5, **options)  # pyright: ignore[reportArgumentType]
+    la.fit(problem.batches)
+    h = dense.curvature(case, problem)
+    last = slice(len(h) - 57, len(h))
+    sigma = torch.linalg.inv(h[last, last] + 0.5 * torch.eye(57))
+    j = problem.jacobian[:, :, last]
+    wanted = (j @ sigma @ j.mT).diagonal(dim1=1, dim2=2)
+    close(la.predict(problem.new).variance, wanted)
+
+
+@pytest.mark.parametrize("method", ["mc", "empirical", "approx", "mixed", "hessian"])
+def test_methods_of_the_diagonal(method: Any) -> None:
+    problem = PROBLEMS["regressor"]()
+    la = lk.Laplace(problem.model, "gaussian", "diag", method, prior=10.0).fit(problem.batches)
+    data = [(problem.x, problem.y)]
+    if method != "mc":
+        h = lk.diag(problem.model, data, "gaussian", method).vector()
+        close(flat(la.posterior.variance()), 1 / (h + 10))
+    again = lk.Laplace(problem.model, "gaussian", "diag", method, prior=10.0).fit(problem.batches)
+    assert torch.equal(flat(la.posterior.variance()), flat(again.posterior.variance()))

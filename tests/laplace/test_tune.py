@@ -1,0 +1,127 @@
+"""Tuning of prior and noise: stationary points of the evidence, and validation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import lapkernels as lk
+from tests.laplace import dense
+from tests.laplace.problems import PROBLEMS, classifier, regressor
+
+CASES = [
+    *((case, "layer") for case in ("diag", "kron", "ekfac", "neuron", "full", "function_space")),
+    ("full", 1.0),
+    ("diag", "parameter"),
+]
+
+
+def gradient(la: lk.Laplace) -> Tensor:
+    """Of the evidence in the logarithms of the prior's values inside their bounds, and of c."""
+    logs = {key: value.log().requires_grad_() for key, value in la.prior.values.items()}
+    scale = la.scale.log().requires_grad_()
+    values = {key: log.exp() for key, log in logs.items()}
+    la._evidence()(la.prior.with_values(values), scale.exp()).backward()
+    found = []
+    for log in logs.values():
+        assert log.grad is not None
+        found.append(log.grad[log < 23].flatten())
+    if la.likelihood is not la.fitted_likelihood:
+        assert scale.grad is not None
+        found.append(scale.grad.reshape(1))
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("make", PROBLEMS)
+@pytest.mark.parametrize("by", ["evidence", "mackay"])
+@pytest.mark.parametrize(("case", "prior"), CASES, ids=str)
+def test_ends_where_the_gradient_is_zero(case: str, prior: Any, by: str, make: str) -> None:
+    problem = PROBLEMS[make](40)
+    structure, options = dense.CASES[case]
+    la = lk.Laplace(problem.model, problem.likelihood, structure, prior=prior, **options)  # pyright: ignore[reportArgumentType]
+    la.fit(problem.batches)
+    before = float(la.log_evidence())
+    la.tune(by, steps=1000, tolerance=1e-9)
+    assert float(la.log_evidence()) > before
+    assert float(gradient(la).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize("by", ["evidence", "mackay"])
+def test_one_precision_for_each_entry(by: str) -> None:
+    problem = regressor(40)
+    la = lk.Laplace(problem.model, "gaussian", "diag", prior="entry").fit(problem.batches)
+    shared = lk.Laplace(problem.model, "gaussian", "diag").fit(problem.batches).tune()
+    la.tune(by, steps=100)
+    assert float(la.log_evidence()) > float(shared.log_evidence())
+    small = la.prior.values["0.weight"] < 1e3
+    assert bool(small.any()) and float(gradient(la).abs().max()) < 0.1
+
+
+def test_noise() -> None:
+    problem = regressor()
+    la = lk.Laplace(problem.model, "gaussian", "full").fit(problem.batches)
+    la.tune("evidence", noise=False)
+    assert isinstance(la.likelihood, lk.likelihoods.Gaussian)
+    assert float(la.likelihood.variance) == 1
+    la.tune("evidence")
+    variance = float(la.likelihood.variance)
+    wanted = dense.log_evidence(
+        problem, problem.ggn(), dense.prior_diagonal(problem, la.prior.precision), variance
+    )
+    torch.testing.assert_close(la.log_evidence(), wanted, rtol=1e-9, atol=1e-9)
+    noisy = lk.Laplace(problem.model, lk.likelihoods.Gaussian(variance), "full", prior=la.prior)
+    noisy.fit(problem.batches)
+    torch.testing.assert_close(noisy.log_evidence(), la.log_evidence())
+    torch.testing.assert_close(
+        noisy.predict(problem.new).variance, la.predict(problem.new).variance
+    )
+    torch.testing.assert_close(la.predict(problem.new).noise[0, 0].item(), variance)
+
+
+def test_effective_number_of_parameters() -> None:
+    """γ = Σ λ_i / (λ_i + α) over the eigenvalues of H."""
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical", "full", prior=0.4).fit(problem.batches)
+    values = torch.linalg.eigvalsh(problem.ggn())
+    found = la.posterior.effective(la.prior.groups)
+    assert found[""] == pytest.approx(float((values / (values + 0.4)).sum()), rel=1e-9)
+
+
+def test_validation_takes_the_best_of_the_grid() -> None:
+    problem = classifier(30)
+    train, held = (problem.x[:20], problem.y[:20]), (problem.x[20:], problem.y[20:])
+    la = lk.Laplace(problem.model, "categorical", "diag").fit(train)
+    grid = [0.01, 1.0, 100.0]
+    scores = []
+    for number in grid:
+        p = la.set_prior(number).predict(held[0])
+        scores.append(float(p.log_likelihood(held[1]).sum()))
+        wanted = -torch.nn.functional.nll_loss(p.probabilities.log(), held[1], reduction="sum")
+        assert scores[-1] == pytest.approx(float(wanted))
+    la.tune("validation", [held], grid=grid)
+    assert float(la.prior.values[""]) == grid[scores.index(max(scores))]
+
+
+def test_refusals() -> None:
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical", "diag")
+    with pytest.raises(RuntimeError, match=r"call fit\(data\) first"):
+        la.log_evidence()
+    la.fit(problem.x)
+    with pytest.raises(RuntimeError, match="needs labels"):
+        la.tune()
+    la.fit(problem.batches)
+    with pytest.raises(ValueError, match="no noise to tune"):
+        la.tune(noise=True)
+    with pytest.raises(ValueError, match="must be 'evidence', 'mackay' or 'validation'"):
+        la.tune("guess")
+    with pytest.raises(ValueError, match="needs data"):
+        la.tune("validation")
+    other = regressor()
+    empirical = lk.Laplace(other.model, "gaussian", "diag", "empirical").fit(other.batches)
+    with pytest.raises(ValueError, match="does not scale with the noise"):
+        empirical.tune()
+    empirical.tune(noise=False)
