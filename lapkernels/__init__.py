@@ -24,6 +24,7 @@ from lapkernels.curvature import (
     propagated_variance,
 )
 from lapkernels.kernels import use_backend
+from lapkernels.l2m import L2M, Mixture
 from lapkernels.laplace import Laplace, Prior
 from lapkernels.rules import register_rule
 from lapkernels.variational import (
@@ -35,6 +36,8 @@ from lapkernels.variational import (
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "L2M",
+    "Mixture",
     "Blocks",
     "CorrectedKronecker",
     "Diagonal",
