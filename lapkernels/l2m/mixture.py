@@ -37,10 +37,11 @@ class Mixture:
             means = means - means.mean(first.likelihood.dim + 1, keepdim=True)
         spread = means.var(0, correction=0)
         covariance = None
-        if first.covariance is not None:
+        own = [p.covariance for p in found if p.covariance is not None]
+        if own:
             away = (means - means.mean(0)).flatten(2)
             joint = torch.einsum("mni,mnj->nij", away, away) / len(found)
-            covariance = joint + torch.stack([p.covariance for p in found]).mean(0)
+            covariance = joint + torch.stack(own).mean(0)
         return replace(
             first,
             mean=means.mean(0),
