@@ -11,7 +11,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo test test-slow lint format bench bench-peers clean venv
+.PHONY: demo test test-slow lint format bench bench-networks bench-peers clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -56,6 +56,10 @@ bench: venv
 	$(BIN)/python -m pytest benchmarks -q --benchmark-only \
 		--benchmark-json=benchmarks/results/latest.json $(ARGS)
 	$(BIN)/python -m benchmarks.report benchmarks/results/latest.json
+
+# Whole networks, ours and other packages in one table, piece by piece.
+bench-networks: venv
+	$(BIN)/python -m benchmarks.pieces $(ARGS)
 
 # Other packages to compare with. None may touch torch, so their requirements are left out.
 bench-peers: venv

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jacrev, vjp, vmap
 
-from benchmarks.limits import jacobian_fits, passes_fit
+from benchmarks import limits
 from benchmarks.models import (
     diag_approx,
     diag_empirical,
@@ -39,7 +39,7 @@ def _function(problem: Problem) -> tuple[Callable[[Parameters, Tensor], Tensor],
     return lambda values, x: functional_call(model, values, (x[None],))[0], parameters
 
 
-@diag_exact.method("torch.func", limit=jacobian_fits)
+@diag_exact.method("torch.func", limit=limits.jacobian)
 def _(problem: Problem) -> Parameters:
     function, parameters = _function(problem)
 
@@ -80,7 +80,7 @@ def _(problem: Problem) -> Parameters:
     return _squared_gradients(problem, problem.y)
 
 
-@predictive_variance.method("torch.func", limit=jacobian_fits)
+@predictive_variance.method("torch.func", limit=limits.jacobian)
 def _(problem: Problem) -> Tensor:
     function, parameters = _function(problem)
 
@@ -200,7 +200,7 @@ def _(problem: Problem) -> list[Tensor]:
     return _factors(problem, sampled)
 
 
-@kflr.method("hooks, unfold", limit=passes_fit)
+@kflr.method("hooks, unfold", limit=limits.passes)
 def _(problem: Problem) -> list[Tensor]:
     def exact(output: Tensor) -> list[Tensor]:
         factors = [hessian_factor(value, problem.likelihood) for value in output]

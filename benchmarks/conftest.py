@@ -24,6 +24,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--case-seconds", type=float, default=2.0, help="time for a case's rounds (%(default)s)"
     )
+    group.addoption(
+        "--method-seconds",
+        type=float,
+        default=60.0,
+        help="longest call of a method; a longer one is reported as too slow (%(default)s)",
+    )
     group.addoption("--no-memory", action="store_true", help="skip the pass for peak memory")
 
 
@@ -32,7 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each case and each method that is installed."""
+    """One test for each case and each method."""
     if "method" not in metafunc.fixturenames:
         return
     quick = metafunc.config.option.quick
@@ -41,7 +47,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         for family in load().values()
         for size in ([family.quick] if quick else family.sizes)
         for method in family.methods.values()
-        if method.available and method.fits(size)
     ]
     metafunc.parametrize(("family", "size", "method"), cases)
 
@@ -71,7 +76,7 @@ class Interleaved:
         self._selected: dict[tuple[str, str], list[Method]] = {}
         for item in request.session.items:
             params = getattr(getattr(item, "callspec", None), "params", {})
-            if "method" in params:
+            if "method" in params and params["method"].obstacle(params["size"]) is None:
                 case = (params["family"].name, str(params["size"]))
                 self._selected.setdefault(case, []).append(params["method"])
 
@@ -86,6 +91,7 @@ class Interleaved:
                 device=self._device,
                 rounds=3 if quick else self._config.option.rounds,
                 seconds=self._config.option.case_seconds,
+                longest=self._config.option.method_seconds,
             )
             self._case = case
         return self._outcomes[method.name]

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import math
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +32,31 @@ class Outcome:
     iterations: int = 1
 
 
+class TooSlow(Exception):
+    """A call took too long."""
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raise ``TooSlow`` after this time, as soon as Python has its turn."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TooSlow(f"too slow: a call takes more than {seconds:.0f} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def gate(
-    family: Family, arguments: tuple[Any, ...], methods: Sequence[Method]
+    family: Family,
+    arguments: tuple[Any, ...],
+    methods: Sequence[Method],
+    longest: float = 60.0,
 ) -> tuple[dict[str, Outcome], dict[str, Any]]:
     """Outcomes with errors, and a call without arguments for each method that may be timed."""
     fresh = copy.deepcopy if family.in_place else (lambda value: value)
@@ -44,11 +68,15 @@ def gate(
         try:
             given = method.setup(*arguments) if method.setup else arguments
             draw = functools.partial(_run, method, given, fresh)
-            if method.kind == "unit":
-                draw()
-            else:
-                right = method.oracle(*fresh(arguments)) if method.oracle else expected
-                _judge(family, draw, right, outcome)
+            right = method.oracle(*fresh(arguments)) if method.oracle else expected
+            with within(longest):
+                if method.kind == "unit":
+                    draw()
+                else:
+                    _judge(family, draw, right, outcome)
+        except TooSlow as error:
+            outcome.refused = str(error)
+            continue
         # Other packages raise what they like where they do not support something.
         except Exception as error:
             outcome.refused = f"raised {type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""Sizes at which a method is still worth running, by what it is known to need."""
+"""Sizes at which a method is not worth running, by what it is known to need, and why not."""
 
 from __future__ import annotations
 
@@ -9,16 +9,22 @@ BYTES = 6e9
 PASSES = 4000
 
 
-def jacobian_fits(size: NetworkSize) -> bool:
+def jacobian(size: NetworkSize) -> str | None:
     """For methods that hold the columns of all samples, at the parameters and in between."""
-    return 4.0 * size.samples * size.outputs * (size.parameters + size.activations) <= BYTES
+    return _too_large(4.0 * size.samples * size.outputs * (size.parameters + size.activations))
 
 
-def columns_fit(size: NetworkSize) -> bool:
+def columns(size: NetworkSize) -> str | None:
     """For methods that hold the columns of all samples, but no Jacobian of the parameters."""
-    return 4.0 * size.samples * size.outputs * size.activations <= BYTES
+    return _too_large(4.0 * size.samples * size.outputs * size.activations)
 
 
-def passes_fit(size: NetworkSize) -> bool:
+def passes(size: NetworkSize) -> str | None:
     """For methods with a backward pass for every output, one after the other."""
-    return size.outputs <= PASSES
+    if size.outputs <= PASSES:
+        return None
+    return f"too slow: {size.outputs} backward passes, one after the other"
+
+
+def _too_large(needed: float) -> str | None:
+    return None if needed <= BYTES else f"too large: it would hold {needed / 1e9:.0f} GB"

@@ -11,12 +11,14 @@ from typing import Any
 
 import torch
 
-from benchmarks.gate import Outcome, gate
+from benchmarks.gate import Outcome, TooSlow, gate, within
 from benchmarks.registry import Family, Method
 
 # A round repeats a short call until it lasts this long, far above the timer's own cost.
 ROUND_SECONDS = 2e-3
 MIN_ROUNDS = 3
+# A longer call is timed once.
+LONG_SECONDS = 3.0
 
 
 def measure(
@@ -27,19 +29,26 @@ def measure(
     device: torch.device,
     rounds: int,
     seconds: float,
+    longest: float = 60.0,
 ) -> dict[str, Outcome]:
     """Gate the methods of a case, then time those that passed, interleaved.
 
     Every round runs each method once, in an order that is reversed in every other round. Rounds
-    end after ``rounds``, or after ``seconds`` in all if three are done by then.
+    end after ``rounds``, or after ``seconds`` in all if three are done by then. A method whose
+    call takes more than ``longest`` seconds is refused.
     """
     checked = family.checked(size) if family.checked else size
-    outcomes, calls = gate(family, family.make(checked, device), methods)
+    outcomes, calls = gate(family, family.make(checked, device), methods, longest)
     if checked != size:
         passed = [method for method in methods if method.name in calls]
-        calls = _prepare(family.make(size, device), passed, outcomes)
-    for name, call in calls.items():
-        outcomes[name].iterations = _iterations(call, device)
+        calls = _prepare(family.make(size, device), passed, outcomes, longest)
+    for name, call in list(calls.items()):
+        once = _time(call, 1, device)
+        if once > LONG_SECONDS:
+            outcomes[name].seconds.append(once)
+            del calls[name]
+        else:
+            outcomes[name].iterations = _iterations(call, once, device)
     start = time.perf_counter()
     enabled = gc.isenabled()
     gc.disable()
@@ -58,14 +67,20 @@ def measure(
 
 
 def _prepare(
-    arguments: tuple[Any, ...], methods: Sequence[Method], outcomes: Mapping[str, Outcome]
+    arguments: tuple[Any, ...],
+    methods: Sequence[Method],
+    outcomes: Mapping[str, Outcome],
+    longest: float,
 ) -> dict[str, Any]:
     """Calls at the size to be timed, without those that raise there."""
     calls: dict[str, Any] = {}
     for method in methods:
         try:
             given = method.setup(*arguments) if method.setup else arguments
-            method.run(*given)
+            with within(longest):
+                method.run(*given)
+        except TooSlow as error:
+            outcomes[method.name].refused = str(error)
         except Exception as error:
             outcomes[method.name].refused = f"raised {type(error).__name__}: {error}"
         else:
@@ -79,9 +94,8 @@ def synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _iterations(call: Any, device: torch.device) -> int:
+def _iterations(call: Any, once: float, device: torch.device) -> int:
     """Calls that make up a round: one for a long call, judged by the best of five for a short."""
-    once = _time(call, 1, device)
     if once < 20 * ROUND_SECONDS:
         once = min(once, *(_time(call, 1, device) for _ in range(4)))
     return max(1, math.ceil(ROUND_SECONDS / once))

@@ -27,8 +27,8 @@ class Method:
     ``kind`` is ours, plain torch, another package, or a unit that others are counted in; a unit
     does different work and passes no gate. ``setup(*arguments)`` returns what ``run`` is given
     instead of the family's arguments, and is not timed. ``requires`` names an optional module.
-    ``limit(size)`` says whether the method is worth running at a size: not if it would take
-    minutes or more memory than a machine has. ``oracle`` replaces the family's, for a method whose
+    ``limit(size)`` says why the method is not worth running at a size, if it would take minutes or
+    more memory than a machine has. ``oracle`` replaces the family's, for a method whose
     quantity is defined differently on purpose.
     """
 
@@ -37,16 +37,18 @@ class Method:
     kind: Kind = "torch"
     setup: Function | None = None
     requires: str | None = None
-    limit: Callable[[Any], bool] | None = None
+    limit: Callable[[Any], str | None] | None = None
     oracle: Function | None = None
 
     @property
     def available(self) -> bool:
         return self.requires is None or importlib.util.find_spec(self.requires) is not None
 
-    def fits(self, size: Any) -> bool:
-        """Whether the method is run at this size."""
-        return self.limit is None or self.limit(size)
+    def obstacle(self, size: Any) -> str | None:
+        """Why the method is not run at this size, or None if it is."""
+        if not self.available:
+            return "not installed"
+        return self.limit(size) if self.limit else None
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class Family:
         *,
         setup: Function | None = None,
         requires: str | None = None,
-        limit: Callable[[Any], bool] | None = None,
+        limit: Callable[[Any], str | None] | None = None,
         oracle: Function | None = None,
     ) -> Callable[[Function], Function]:
         """Decorator that adds a method."""

@@ -1,4 +1,4 @@
-"""Renders a JSON file of the benchmarks to Markdown tables and plots.
+"""Renders JSON files of the benchmarks to Markdown tables and plots.
 
 python -m benchmarks.report benchmarks/results/latest.json
 """
@@ -11,20 +11,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.network_table import network_table
 from benchmarks.plots import plot
 from benchmarks.rows import Cases, Row, base, by_family
+from benchmarks.units import duration, memory, ratio, render
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("json", type=Path, help="file written by pytest --benchmark-json")
-    parser.add_argument("--out", type=Path, help="folder to write to (default: beside the file)")
+    parser.add_argument(
+        "json", type=Path, nargs="+", help="files written by pytest --benchmark-json, in order"
+    )
+    parser.add_argument("--out", type=Path, help="folder to write to (default: beside the first)")
     arguments = parser.parse_args(argv)
-    out = arguments.out or arguments.json.parent
+    out = arguments.out or arguments.json[0].parent
     out.mkdir(parents=True, exist_ok=True)
-    for path in write(json.loads(arguments.json.read_text()), out):
+    for path in write(merged([json.loads(path.read_text()) for path in arguments.json]), out):
         print(path)
+
+
+def merged(runs: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Several runs on one machine as one."""
+    machines = [machine(run["machine_info"]) for run in runs]
+    if any(other != machines[0] for other in machines):
+        raise ValueError("the files come from different machines or versions")
+    joined = {
+        key: [entry for run in runs for entry in run[key]] for key in ("benchmarks", "refused")
+    }
+    return {**runs[0], **joined}
 
 
 def write(data: Mapping[str, Any], out: Path) -> list[Path]:
@@ -41,11 +56,15 @@ def markdown(
 ) -> list[str]:
     """Lines of the report."""
     lines = ["# Benchmarks", "", *machine(data["machine_info"]), ""]
+    networks = network_table(families)
+    lines += ["## Whole networks", "", *networks, ""] if networks else []
     for name, cases in families.items():
         lines += [f"## {name}", ""]
         lines += [f"![{name}]({path.name})" for path in plots.get(name, ())]
-        short, full = networks(cases) or summary(cases), details(cases)
-        if short:
+        # Whole networks are in the table above.
+        units = any(row.kind == "unit" for rows in cases.values() for row in rows)
+        short, full = [] if units else summary(cases), details(cases)
+        if short or units:
             full = ["<details><summary>All methods</summary>", "", *full, "", "</details>"]
         lines += ["", *short, "", *full, ""]
     return lines
@@ -90,47 +109,6 @@ def summary(cases: Cases) -> list[str]:
     return render(table) if len(table) > 1 else []
 
 
-def networks(cases: Cases) -> list[str]:
-    """All methods on whole networks, one line a case; empty if nothing is counted in units.
-
-    A cell has the time over that of a forward and backward pass, and the peak of extra memory.
-    """
-    everything = [row for rows in cases.values() for row in rows]
-    units = dict.fromkeys(row.method for row in everything if row.kind == "unit")
-    if not units:
-        return []
-    # Those that were refused everywhere have no kind, and come last.
-    rank = {"ours": 0, "torch": 1, "peer": 2}
-    others = sorted(
-        dict.fromkeys(row.method for row in everything if row.method not in units),
-        key=lambda name: min(rank.get(row.kind, 3) for row in everything if row.method == name),
-    )
-    table = [["case", *units, *others]]
-    for case, rows in cases.items():
-        against, found = base(rows), {row.method: row for row in rows}
-        cells = [_cell(found.get(name), against) for name in (*units, *others)]
-        table.append([case, *cells])
-    return [*render(table), "", NETWORKS_LEGEND]
-
-
-NETWORKS_LEGEND = (
-    "Times in forward and backward passes of the same network and batch, and peak extra memory; "
-    "wrong: refused by the gate; raises: not supported; –: not run, as it would take minutes or "
-    "more memory than the machine has, or is not installed."
-)
-
-
-def _cell(row: Row | None, against: Row | None) -> str:
-    if row is None:
-        return "–"
-    if row.refused:
-        return row.refused.split(":")[0].split()[0].replace("raised", "raises")
-    peak = f", {memory(row.peak)}" if row.peak is not None else ""
-    if row.kind == "unit" or against is None:
-        return duration(row.seconds) + peak
-    return f"{ratios(row, against)[0]}×{peak}"
-
-
 def details(cases: Cases) -> list[str]:
     """Every method of every case."""
     table = [["case", "method", "time", "ratio", "memory", "ratio", "error"]]
@@ -149,32 +127,7 @@ def details(cases: Cases) -> list[str]:
 
 def ratios(row: Row, against: Row) -> tuple[str, str]:
     """Time and memory of a method over those of the base."""
-    if row.seconds is None or against.seconds is None:
-        return "", ""
-    peak = f"{row.peak / against.peak:.3g}" if row.peak is not None and against.peak else ""
-    return f"{row.seconds / against.seconds:.3g}", peak
-
-
-def duration(seconds: float | None) -> str:
-    """With three digits, in a fitting unit."""
-    if seconds is None:
-        return ""
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1 or unit == "µs":
-            return f"{seconds * factor:.3g} {unit}"
-    return ""
-
-
-def memory(size: int | None) -> str:
-    """In MB, to the resolution of the measurement."""
-    return "" if size is None else f"{size / 1e6:.1f} MB"
-
-
-def render(table: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table; columns of figures to the right."""
-    head, *body = ([cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in table)
-    rule = ["---" if name in ("case", "method", "against", "not timed") else "--:" for name in head]
-    return ["| " + " | ".join(row) + " |" for row in (head, rule, *body)]
+    return ratio(row.seconds, against.seconds), ratio(row.peak, against.peak)
 
 
 if __name__ == "__main__":

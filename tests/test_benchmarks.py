@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import report
+from benchmarks import pieces, report
 from benchmarks.gate import STANDARD_ERRORS, gate, mean_error, relative_error, tensors
 from benchmarks.measure import measure
 from benchmarks.networks import TINY, NetworkSize, tiny
@@ -137,21 +137,45 @@ def test_methods_are_checked_at_a_smaller_size_and_timed_at_the_larger() -> None
 def test_a_method_may_bring_its_own_oracle_and_limit() -> None:
     family = doubling()[0]
 
-    @family.method("thrice", "peer", oracle=lambda x: 3 * x.double(), limit=lambda s: s.length < 3)
+    def limit(size: Length) -> str | None:
+        return "too large" if size.length > 2 else None
+
+    @family.method("thrice", "peer", oracle=lambda x: 3 * x.double(), limit=limit)
     def _(x: Tensor) -> Tensor:
         return 3 * x
 
     method = family.methods["thrice"]
     assert gate(family, family.make(Length(2), CPU), [method])[0]["thrice"].refused is None
-    assert method.fits(Length(2)) and not method.fits(Length(3))
+    assert method.obstacle(Length(2)) is None and method.obstacle(Length(3)) == "too large"
+    assert replace(method, requires="no_such_package").obstacle(Length(2)) == "not installed"
+
+
+def test_a_call_that_takes_too_long_is_ended() -> None:
+    family = doubling()[0]
+
+    @family.method("endless", "peer")
+    def _(x: Tensor) -> Tensor:
+        while True:
+            x = x + 0
+
+    outcomes, calls = gate(family, family.make(Length(2), CPU), [family.methods["endless"]], 0.1)
+    assert outcomes["endless"].refused == "too slow: a call takes more than 0 s" and not calls
 
 
 def test_large_sizes_leave_out_methods_that_need_too_much() -> None:
     small, large = NetworkSize("conv5", 32, 1), NetworkSize("conv5", 256, 4)
     methods = load()["diag_exact"].methods
     named = ("torch.func", "BackPACK", "ASDL", "laplace-torch", "nngeometry")
-    assert all(methods[name].fits(small) and not methods[name].fits(large) for name in named)
-    assert methods["lapkernels"].fits(large)
+    limits = [methods[name].limit for name in named]
+    assert all(limit and limit(small) is None for limit in limits)
+    assert [limit(large) for limit in limits if limit] == [
+        "too large: it would hold 5568 GB",
+        "too large: it would hold 5566 GB",
+        "too slow: 196608 backward passes, one after the other",
+        "too large: it would hold 5568 GB",
+        "too slow: 196608 backward passes, one after the other",
+    ]
+    assert methods["lapkernels"].obstacle(large) is None
 
 
 def test_labels_are_unique_and_every_family_has_something_to_compare_with() -> None:
@@ -229,7 +253,7 @@ def test_from_pytest_to_report(tmp_path: Path) -> None:
     text = (tmp_path / "report.md").read_text()
     assert "## jacobian_squared_sum" in text
     assert data["machine_info"]["node"] not in text
-    assert "| case | forward and backward |" in text
+    assert "| quantity | network | forward and backward |" in text
 
 
 def test_report_shows_ratios_refusals_and_plots(tmp_path: Path) -> None:
@@ -286,11 +310,41 @@ def test_report_has_one_table_of_all_methods_for_networks(tmp_path: Path) -> Non
     refused = [
         {"family": "diag", "case": "net-r32-n4", "method": "other", "reason": "wrong: error 1"},
         {"family": "diag", "case": "net-r64-n4", "method": "other", "reason": "raised E: no"},
+        {"family": "diag", "case": "net-r64-n4", "method": "peer", "reason": "not installed"},
     ]
     data = {"machine_info": {}, "benchmarks": benchmarks, "refused": refused}
     files = report.write(data, tmp_path)
     assert [path.name for path in files] == ["report.md", "diag-net.png"]
     lines = (tmp_path / "report.md").read_text().splitlines()
-    assert "| case | pass | lapkernels | peer | other |" in lines
-    assert "| net-r32-n4 | 1 ms, 2.0 MB | 0.5×, 2.0 MB | 8×, 2.0 MB | wrong |" in lines
-    assert "| net-r64-n4 | 1 ms, 2.0 MB | 0.5×, 2.0 MB | – | raises |" in lines
+    head = "| quantity | network | forward and backward | lapkernels | plain torch | other | peer |"
+    assert head in lines
+    start, ours = "1 ms, 2.0 MB", "0.5×, 2.0 MB"
+    row = f"| diag | net-r32-n4 | {start} | {ours} | – | wrong [1] | 8×, 2.0 MB |"
+    assert row in lines
+    assert f"| diag | net-r64-n4 | {start} | {ours} | – | raises [2] | not installed |" in lines
+    assert lines[lines.index("1. other: error 1") + 1] == "2. other: E: no"
+
+
+def test_pieces_have_every_network_and_quantity() -> None:
+    ids = {
+        f"{family.name}-{size}"
+        for family in load().values()
+        for size in family.sizes
+        if isinstance(size, NetworkSize)
+    }
+    patterns = [word for words in pieces.PIECES.values() for word in words.split(" or ")]
+    found = {id for id in ids for word in patterns if word in id}
+    left = {id for id in ids - found if "conv5" not in id}
+    assert not left
+    assert {id.split("-")[0] for id in found if "conv5" in id} == {id.split("-")[0] for id in ids}
+
+
+def test_runs_are_joined_unless_they_are_of_different_machines() -> None:
+    runs = [
+        {"machine_info": {"python_version": "3"}, "benchmarks": [n], "refused": [-n]}
+        for n in (1, 2)
+    ]
+    joined = report.merged(runs)
+    assert joined["benchmarks"] == [1, 2] and joined["refused"] == [-1, -2]
+    with pytest.raises(ValueError, match="different machines"):
+        report.merged([*runs, {**runs[0], "machine_info": {"python_version": "4"}}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from benchmarks.limits import passes_fit
+from benchmarks import limits
 from benchmarks.models import diag_empirical, diag_exact, diag_mc, kfac, kflr
 from benchmarks.networks import Problem
 from benchmarks.oracles import factored_layers, normalised
@@ -36,7 +36,7 @@ def _diagonal(problem: Problem, kind: str) -> list[Tensor]:
     return found
 
 
-@diag_exact.method("ASDL", "peer", setup=flat_arguments, requires="asdl", limit=passes_fit)
+@diag_exact.method("ASDL", "peer", setup=flat_arguments, requires="asdl", limit=limits.passes)
 def _(problem: Problem) -> list[Tensor]:
     return _diagonal(problem, "fisher_exact")
 
@@ -67,6 +67,6 @@ def _(problem: Problem) -> list[Tensor]:
     return _factors(problem, "fisher_mc")
 
 
-@kflr.method("ASDL", "peer", setup=flat_arguments, requires="asdl", limit=passes_fit)
+@kflr.method("ASDL", "peer", setup=flat_arguments, requires="asdl", limit=limits.passes)
 def _(problem: Problem) -> list[Tensor]:
     return _factors(problem, "fisher_exact")

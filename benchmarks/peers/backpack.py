@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from benchmarks.limits import columns_fit
+from benchmarks import limits
 from benchmarks.models import diag_empirical, diag_exact, diag_mc, kfac, kflr
 from benchmarks.networks import Problem
 from benchmarks.oracles import factored_layers, kronecker_factors_of_sums, normalised
@@ -41,7 +41,7 @@ def _diagonal(
     return [scale * vars(p)[field] for p in problem.model.parameters()]
 
 
-@diag_exact.method("BackPACK", "peer", setup=_extend, requires="backpack", limit=columns_fit)
+@diag_exact.method("BackPACK", "peer", setup=_extend, requires="backpack", limit=limits.columns)
 def _(problem: Problem, model: nn.Module, loss: nn.Module) -> list[Tensor]:
     return _diagonal(problem, model, loss, "DiagGGNExact", curvature_scale(problem))
 
@@ -77,7 +77,7 @@ def _(problem: Problem, model: nn.Module, loss: nn.Module) -> list[Tensor]:
     "peer",
     setup=_extend,
     requires="backpack",
-    limit=columns_fit,
+    limit=limits.columns,
     oracle=kronecker_factors_of_sums,
 )
 def _(problem: Problem, model: nn.Module, loss: nn.Module) -> list[Tensor]:

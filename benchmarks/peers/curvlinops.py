@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from benchmarks.limits import passes_fit
+from benchmarks import limits
 from benchmarks.models import kfac, kflr
 from benchmarks.networks import Problem
 from benchmarks.oracles import factored_layers, normalised
@@ -37,6 +37,6 @@ def _(problem: Problem) -> list[Tensor]:
     return _factors(problem, "mc")
 
 
-@kflr.method("curvlinops", "peer", setup=flat_arguments, requires="curvlinops", limit=passes_fit)
+@kflr.method("curvlinops", "peer", setup=flat_arguments, requires="curvlinops", limit=limits.passes)
 def _(problem: Problem) -> list[Tensor]:
     return _factors(problem, "type-2")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.limits import jacobian_fits
+from benchmarks import limits
 from benchmarks.models import diag_empirical, diag_exact, diag_mc, predictive_variance
 from benchmarks.networks import Problem
 from benchmarks.peers.common import curvature_scale, flat, flat_arguments, split, task
@@ -21,14 +21,14 @@ def _diagonal(problem: Problem, backend: str, **options: Any) -> list[Tensor]:
 
 
 @diag_exact.method(
-    "laplace-torch", "peer", setup=flat_arguments, requires="laplace", limit=jacobian_fits
+    "laplace-torch", "peer", setup=flat_arguments, requires="laplace", limit=limits.jacobian
 )
 def _(problem: Problem) -> list[Tensor]:
     return _diagonal(problem, "CurvlinopsGGN")
 
 
 @diag_mc.method(
-    "laplace-torch", "peer", setup=flat_arguments, requires="laplace", limit=jacobian_fits
+    "laplace-torch", "peer", setup=flat_arguments, requires="laplace", limit=limits.jacobian
 )
 def _(problem: Problem) -> list[Tensor]:
     return _diagonal(problem, "CurvlinopsGGN", stochastic=True)
@@ -52,7 +52,7 @@ def _posterior(problem: Problem) -> tuple[Any, ...]:
 
 
 @predictive_variance.method(
-    "laplace-torch", "peer", setup=_posterior, requires="laplace", limit=jacobian_fits
+    "laplace-torch", "peer", setup=_posterior, requires="laplace", limit=limits.jacobian
 )
 def _(posterior: Any, x: Tensor, y: Tensor) -> Tensor:
     jacobians, _ = posterior.backend.jacobians(x)

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.limits import passes_fit
+from benchmarks import limits
 from benchmarks.models import diag_exact, diag_mc, kfac, kflr
 from benchmarks.networks import Problem
 from benchmarks.oracles import factored_layers, normalised
@@ -37,7 +37,7 @@ def _diagonal(problem: Problem, *, sampled: bool = False) -> list[Tensor]:
 
 
 @diag_exact.method(
-    "nngeometry", "peer", setup=flat_arguments, requires="nngeometry", limit=passes_fit
+    "nngeometry", "peer", setup=flat_arguments, requires="nngeometry", limit=limits.passes
 )
 def _(problem: Problem) -> list[Tensor]:
     return _diagonal(problem)
@@ -63,6 +63,6 @@ def _(problem: Problem) -> list[Tensor]:
     return _factors(problem, sampled=True)
 
 
-@kflr.method("nngeometry", "peer", setup=flat_arguments, requires="nngeometry", limit=passes_fit)
+@kflr.method("nngeometry", "peer", setup=flat_arguments, requires="nngeometry", limit=limits.passes)
 def _(problem: Problem) -> list[Tensor]:
     return _factors(problem)

@@ -1,0 +1,94 @@
+"""The whole table of networks, a piece of a minute or so at a time.
+
+python -m benchmarks.pieces                    # all pieces one after the other, then the report
+python -m benchmarks.pieces --list             # their names
+python -m benchmarks.pieces 3c3d-sampled unet-diag_exact
+python -m benchmarks.pieces --report docs/measured/networks
+
+A piece is a network with some quantities; it leaves `benchmarks/results/pieces/NAME.json`. Pieces
+that are there already are not run again, but for those that are named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks import report
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "pieces"
+# Quantities with one column, and with all.
+SHORT = ("diag_mc", "diag_empirical", "diag_approx", "kfac")
+LONG = ("diag_exact", "kflr", "predictive_variance")
+NETWORKS = ("3c3d", "mlp", "resnet", "transformer", "mlp-ae", "conv-ae")
+RESOLUTIONS = (32, 64, 128, 256)
+
+
+def _pieces() -> dict[str, str]:
+    """A pattern of cases by name."""
+    found: dict[str, str] = {}
+
+    def add(name: str, quantities: Sequence[str], cases: Sequence[str]) -> None:
+        words = [f"{quantity}-{case}" for quantity in quantities for case in cases]
+        found[name] = " or ".join(words)
+
+    for network in NETWORKS:
+        add(f"{network}-sampled", SHORT, [f"{network}-r"])
+        for quantity in LONG:
+            add(f"{network}-{quantity}", [quantity], [f"{network}-r"])
+    add("unet-sampled", SHORT, ["unet-r"])
+    for quantity in LONG:
+        add(f"unet-{quantity}", [quantity], ["unet-r"])
+    for quantity in SHORT:
+        add(f"conv5-{quantity}", [quantity], [f"conv5-r{r}-n4" for r in RESOLUTIONS])
+    for quantity in LONG:
+        add(f"conv5-{quantity}", [quantity], [f"conv5-r{r}-n1" for r in RESOLUTIONS])
+    return found
+
+
+PIECES = _pieces()
+
+
+def run(name: str) -> None:
+    """Measure one piece."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    part = RESULTS / f"{name}.part"
+    command = [
+        *(sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-only"),
+        *("-p", "no:cacheprovider", f"--benchmark-json={part}"),
+        *("--case-seconds", "1.5", "--method-seconds", "40", "-k", PIECES[name]),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    if done.returncode:
+        # Ours failed the gate, or the process ended: the others go on.
+        print(f"{name}:\n{done.stdout[-2000:]}", file=sys.stderr)
+    if part.exists():
+        part.rename(RESULTS / f"{name}.json")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else "")
+    parser.add_argument("pieces", nargs="*", choices=[*PIECES, []], help="pieces to run")
+    parser.add_argument("--list", action="store_true", help="print the names of all pieces")
+    parser.add_argument("--report", type=Path, help="only write the report of all that is there")
+    arguments = parser.parse_args(argv)
+    if arguments.list:
+        print("\n".join(PIECES))
+        return
+    if not arguments.report:
+        missing = [name for name in PIECES if not (RESULTS / f"{name}.json").exists()]
+        for name in arguments.pieces or missing:
+            run(name)
+    if arguments.report or not arguments.pieces:
+        found = [RESULTS / f"{name}.json" for name in PIECES]
+        files = [str(path) for path in found if path.exists()]
+        report.main([*files, "--out", str(arguments.report or RESULTS.parent)])
+
+
+if __name__ == "__main__":
+    main()
