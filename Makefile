@@ -5,13 +5,15 @@ VENV ?= .venv
 # Named exactly: with no torch installed, a looser requirement downloads gigabytes of CUDA packages.
 TORCH ?= torch==2.13.0
 ARGS ?=
+# Where `make bench` measures: cpu or cuda.
+DEVICE ?= cpu
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo test test-slow lint format bench bench-networks bench-peers clean venv
+.PHONY: demo test test-slow lint format bench bench-networks bench-peers cuda-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -50,16 +52,20 @@ format: $(INSTALLED)
 	$(BIN)/ruff format .
 	$(if $(NATIVE_SOURCES),$(BIN)/clang-format -i $(NATIVE_SOURCES))
 
-# ARGS selects cases and options, for example ARGS="-k kronecker --device cuda".
+# ARGS selects cases and options, for example ARGS="-k kronecker".
 bench: venv
 	mkdir -p benchmarks/results
-	$(BIN)/python -m pytest benchmarks -q --benchmark-only \
+	$(BIN)/python -m pytest benchmarks -q --benchmark-only --device $(DEVICE) \
 		--benchmark-json=benchmarks/results/latest.json $(ARGS)
 	$(BIN)/python -m benchmarks.report benchmarks/results/latest.json
 
 # Whole networks, ours and other packages in one table, piece by piece.
 bench-networks: venv
 	$(BIN)/python -m benchmarks.pieces $(ARGS)
+
+# Registers, occupancy and roofline of the CUDA kernels; needs nvcc, and no GPU.
+cuda-report: venv
+	$(BIN)/python -m benchmarks.cuda.report
 
 # Other packages to compare with. None may touch torch, so their requirements are left out.
 bench-peers: venv

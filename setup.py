@@ -2,20 +2,29 @@
 
 The package works without the library (the reference backend serves every op), so nothing that goes
 wrong here fails an installation: what happened is written to `lapkernels/_build.json`, which
-`python -m lapkernels info` shows. Two environment variables change that:
+`python -m lapkernels info` shows. Environment variables change that:
 
     LAPKERNELS_NO_EXTENSION=1        do not compile anything
     LAPKERNELS_REQUIRE_EXTENSION=1   fail if the library cannot be built
+
+CUDA kernels are part of it if torch was built with CUDA and there is an nvcc; no GPU is needed.
+
+    LAPKERNELS_CUDA=1                compile them for a torch without CUDA too
+    LAPKERNELS_CUDA=0                leave them out
+    LAPKERNELS_CUDA_ARCHS="80 90"    for these architectures only
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -48,12 +57,18 @@ CXX_FLAGS = [
     "-ffp-contract=fast",
     "-fvisibility=hidden",
 ]
-NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler=-fvisibility=hidden"]
+NVCC_FLAGS = ["-std=c++20", "-O3", "-Xcompiler=-fPIC,-fvisibility=hidden"]
+CUDA_ARCHS = "75 80 86 89 90 100 120"
 
 
 def sources(pattern: str) -> list[str]:
     """Paths relative to the project, as setuptools wants them, in an order that does not vary."""
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def cpp_sources() -> list[str]:
+    """The CPU kernels, and the registration of kernels for all devices."""
+    return sources("csrc/ops/*.cpp") + sources("csrc/cpu/*.cpp")
 
 
 def requested(variable: str) -> bool:
@@ -67,14 +82,41 @@ def cxx_compiler() -> str:
     return shlex.split(command)[0]
 
 
-def builds_cuda() -> bool:
-    """Whether there are CUDA sources, an nvcc, and a torch that could run the result."""
-    return bool(
-        torch is not None
-        and torch.version.cuda
-        and cpp_extension.CUDA_HOME  # pyright: ignore[reportOptionalMemberAccess]
-        and sources("csrc/cuda/*.cu")
-    )
+def nvcc() -> str | None:
+    """The CUDA compiler, or None if there are to be no CUDA kernels."""
+    has_cuda = torch is not None and torch.version.cuda is not None
+    if not (requested("LAPKERNELS_CUDA") or (has_cuda and "LAPKERNELS_CUDA" not in os.environ)):
+        return None
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=f"{home}/bin" if home else None)
+
+
+def cuda_objects(folder: Path, compiler: str) -> list[str]:
+    """Compiles the CUDA sources that changed; they know no torch, so nvcc alone does it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archs = os.environ.get("LAPKERNELS_CUDA_ARCHS", CUDA_ARCHS).split()
+    codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    headers = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.h"), *ROOT.glob("csrc/cuda/*.cuh")]
+    newest = max(path.stat().st_mtime for path in headers)
+
+    def build(source: Path) -> str:
+        target = folder / f"{source.stem}-{'-'.join(archs)}.o"
+        since = max(newest, source.stat().st_mtime)
+        if not target.exists() or target.stat().st_mtime < since:
+            command = [compiler, "-c", *NVCC_FLAGS, *codes, str(source), "-o", str(target)]
+            subprocess.run(command, check=True)
+        return str(target)
+
+    with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
+        return list(pool.map(build, sorted(ROOT.glob("csrc/cuda/*.cu"))))
+
+
+def cuda_runtime(compiler: str) -> list[str]:
+    """Link flags of the CUDA runtime, static, so that the library loads where there is none."""
+    plan = subprocess.run([compiler, "--dryrun", "x.cu"], capture_output=True, text=True).stderr
+    folders = re.findall(r'"-L(.*?)"', plan)
+    return [*(f"-L{folder}" for folder in folders), "-lcudart_static", "-ldl", "-lrt", "-lpthread"]
 
 
 def reason_not_to_build() -> str | None:
@@ -85,8 +127,8 @@ def reason_not_to_build() -> str | None:
         return TORCH_MISSING
     if os.name == "nt":
         return "the kernels have no Windows build yet"
-    if not sources("csrc/cpu/*.cpp"):
-        return "there are no sources in csrc/cpu"
+    if not cpp_sources():
+        return "there are no sources in csrc"
     if shutil.which(cxx_compiler()) is None:
         return f"the C++ compiler {cxx_compiler()!r} was not found"
     return None
@@ -96,16 +138,13 @@ def native_extension() -> Extension:
     """The one extension; without torch only its name counts, since nothing is compiled."""
     if cpp_extension is None:
         return Extension("lapkernels._native", sources=[])
-    cuda = builds_cuda()
-    # The stable ABI hides the CUDA stream functions of its headers behind USE_CUDA.
-    defines = [*DEFINES, *(["-DUSE_CUDA", "-DLAPKERNELS_WITH_CUDA"] if cuda else [])]
-    make = cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
-    return make(
+    defines = [*DEFINES, *(["-DLAPKERNELS_WITH_CUDA"] if nvcc() else [])]
+    return cpp_extension.CppExtension(
         "lapkernels._native",
-        sources("csrc/cpu/*.cpp") + (sources("csrc/cuda/*.cu") if cuda else []),
+        cpp_sources(),
         include_dirs=[str(ROOT / "csrc")],
-        depends=[*sources("csrc/**/*.h"), *sources("csrc/**/*.cuh"), "setup.py"],
-        extra_compile_args={"cxx": CXX_FLAGS + defines, "nvcc": NVCC_FLAGS + defines},
+        depends=[*sources("csrc/**/*.h"), "setup.py"],
+        extra_compile_args={"cxx": CXX_FLAGS + defines},
         # The library has no Python in it, so one file serves every Python version.
         py_limited_api=True,
     )
@@ -118,6 +157,7 @@ class BuildNative(BuildExtension):
         reason = reason_not_to_build()
         if reason is None:
             try:
+                self.add_cuda()
                 super().run()
             except Exception as error:
                 if requested("LAPKERNELS_REQUIRE_EXTENSION"):
@@ -130,6 +170,14 @@ class BuildNative(BuildExtension):
                 raise SystemExit(f"lapkernels: LAPKERNELS_REQUIRE_EXTENSION is set, but {reason}")
             self.leave_out(reason)
         self.write_record(reason)
+
+    def add_cuda(self) -> None:
+        """Compiles the CUDA kernels, if there are to be any, and adds them to the library."""
+        compiler = nvcc()
+        if compiler is not None:
+            (extension,) = self.extensions
+            extension.extra_objects = cuda_objects(Path(self.build_temp) / "cuda", compiler)
+            extension.extra_link_args = cuda_runtime(compiler)
 
     def leave_out(self, reason: str) -> None:
         """Goes on without the library: also without one left by an earlier build."""
@@ -155,7 +203,7 @@ class BuildNative(BuildExtension):
             "reason": reason,
             "compiler": cxx_compiler(),
             "flags": CXX_FLAGS + DEFINES,
-            "cuda": reason is None and builds_cuda(),
+            "cuda": reason is None and nvcc() is not None,
             "torch": None if torch is None else torch.__version__,
         }
         folder = self.package_folders()[-1]

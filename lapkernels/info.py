@@ -10,7 +10,7 @@ import torch
 
 import lapkernels
 from lapkernels.kernels import NATIVE, OpReport, current_backend, report, simd_level
-from lapkernels.kernels.native import build_record
+from lapkernels.kernels.native import build_record, cuda_ops
 from lapkernels.ops import OPS
 
 
@@ -32,6 +32,7 @@ def facts() -> list[str]:
         "CUDA device": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "backend": current_backend(),
         "library": str(NATIVE.path) if NATIVE.path else f"not loaded: {NATIVE.reason}",
+        "CUDA kernels": f"{len(cuda_ops())} ops" if cuda_ops() else "not built",
         "SIMD level": simd_level() or "not known without the library",
     }
     if record is None:

@@ -42,23 +42,31 @@ double sum_list(const Context& context, const List& list, Term term) {
 }
 
 template <class T>
-double gaussian_kl(const Context& context, std::span<const Flat<const T>> mean,
-                   std::span<const Flat<const T>> log_sigma, double prior_sigma) {
-  const T precision = 1 / (prior_sigma * prior_sigma);
-  const T offset = 2 * std::log(prior_sigma) - 1;
-  return 0.5 * sum_list<T>(context, mean, [&](size_t entry, int64_t i) {
-           const T mu = mean[entry].data[i], ls = log_sigma[entry].data[i];
-           return (fast_exp(2 * ls) + mu * mu) * precision - 2 * ls + offset;
-         });
+void write_sum(T* out, Update update, double value) {
+  *out = T((update.decay == 0 ? 0.0 : update.decay * *out) + update.scale * value);
 }
 
 template <class T>
-double squared_gradient_sum(const Context& context, std::span<const Flat<const T>> gradient,
-                            std::span<const Flat<const T>> log_sigma) {
-  return sum_list<T>(context, gradient, [&](size_t entry, int64_t i) {
+void gaussian_kl(const Context& context, T* out, Update update, std::span<const Flat<const T>> mean,
+                 std::span<const Flat<const T>> log_sigma, double prior_sigma) {
+  const T precision = 1 / (prior_sigma * prior_sigma);
+  const T offset = 2 * std::log(prior_sigma) - 1;
+  const double sum = sum_list<T>(context, mean, [&](size_t entry, int64_t i) {
+    const T mu = mean[entry].data[i], ls = log_sigma[entry].data[i];
+    return (fast_exp(2 * ls) + mu * mu) * precision - 2 * ls + offset;
+  });
+  write_sum(out, update, 0.5 * sum);
+}
+
+template <class T>
+void squared_gradient_sum(const Context& context, T* out, Update update,
+                          std::span<const Flat<const T>> gradient,
+                          std::span<const Flat<const T>> log_sigma) {
+  const double sum = sum_list<T>(context, gradient, [&](size_t entry, int64_t i) {
     const T g = gradient[entry].data[i];
     return fast_exp(2 * log_sigma[entry].data[i]) * g * g;
   });
+  write_sum(out, update, sum);
 }
 
 template <class T>

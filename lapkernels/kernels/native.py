@@ -65,3 +65,9 @@ def simd_level() -> str | None:
     """The instruction set the kernels picked on this machine, or None without the library."""
     simd = native_op("simd")
     return None if simd is None else simd()
+
+
+def cuda_ops() -> frozenset[str]:
+    """Names of the ops that the library has CUDA kernels for; none if it was built without CUDA."""
+    names = native_op("cuda_kernels")
+    return frozenset() if names is None else frozenset(names().split())

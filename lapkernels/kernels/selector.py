@@ -5,10 +5,11 @@ The backends, of which one is in force at any time:
     auto        the compiled kernel where there is one for the tensors at hand, torch's own library
                 where an op says that it is faster, else the reference
     reference   always the pure-torch formula
-    cpp         the compiled C++ kernel; tensors it cannot serve raise. No kernel sees empty
-                tensors, nor calls inside torch.func or forward mode: those are the reference's
+    cpp         the compiled C++ kernel, for tensors on the CPU; others raise
+    cuda        the compiled CUDA kernel, for tensors on a GPU; others raise
 
-The start value is the environment variable LAPKERNELS_BACKEND, or auto.
+No kernel sees empty tensors, nor calls inside torch.func or forward mode: those are the
+reference's. The start value is the environment variable LAPKERNELS_BACKEND, or auto.
 """
 
 from __future__ import annotations
@@ -25,10 +26,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.kernels.native import NATIVE, native_op
+from lapkernels.kernels.native import NATIVE, cuda_ops, native_op
 
-BACKENDS = ("auto", "reference", "cpp")
 DTYPES = (torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """What the kernels of a backend take."""
+
+    device: str
+    dtypes: tuple[torch.dtype, ...]
+
+
+# The backends with kernels, in the order in which auto asks them.
+KERNELS = {
+    "cpp": Kernels("cpu", DTYPES),
+    "cuda": Kernels("cuda", (*DTYPES, torch.float16, torch.bfloat16)),
+}
+BACKENDS = ("auto", "reference", *KERNELS)
 
 HOW_TO_COMPILE = (
     "Given a C++20 compiler, `pip install -v --no-build-isolation --force-reinstall --no-deps .` "
@@ -75,52 +91,62 @@ class use_backend:
 
 # The result of a lookup never changes, so it is kept, "not there" included.
 _native_op = functools.cache(native_op)
+_cuda_ops = functools.cache(cuda_ops)
 
 
 def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
     """The compiled kernel of `op` for these tensors, or None if the reference is to serve.
 
     An argument that is None (an optional tensor left out) puts no condition on the kernel.
-    Raises RuntimeError, with the reason, if the backend cpp is forced and cannot serve.
+    Raises RuntimeError, with the reason, if a backend with kernels is forced and cannot serve.
     """
     backend = _backend.get()
     if backend == "reference":
         return None
-    kernel = _native_op(op)
-    if kernel is not None and _unsuitable(tensors) is None:
-        return kernel
-    if backend == "cpp":
-        raise RuntimeError(
-            f"the backend 'cpp' is forced, but cannot serve {op}: {_why_not_compiled(op, tensors)}"
-        )
+    if backend != "auto":
+        reason = why_not(backend, op, tensors)
+        if reason is not None:
+            raise RuntimeError(
+                f"the backend {backend!r} is forced, but cannot serve {op}: {reason}"
+            )
+        return _native_op(op)
+    for name in KERNELS:
+        if why_not(name, op, tensors) is None:
+            return _native_op(op)
     if NATIVE.path is None:
         _warn_that_reference_serves()
     return None
 
 
-def _unsuitable(tensors: Iterable[Tensor | None]) -> str | None:
-    """Why no compiled kernel takes these tensors together, or None if one may."""
-    dtype = None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        if not tensor.is_cpu:
-            return f"a tensor is on {tensor.device}, and compiled kernels exist for cpu only"
-        if dtype is None:
-            dtype = tensor.dtype
-            if dtype not in DTYPES:
-                return f"a tensor has dtype {dtype}; compiled kernels take float32 and float64"
-        elif tensor.dtype != dtype:
-            return f"tensors of {dtype} and {tensor.dtype} are mixed"
-    return None
-
-
-def _why_not_compiled(op: str, tensors: Iterable[Tensor | None] = ()) -> str | None:
+def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str | None:
+    """Why a backend with kernels does not serve this op on these tensors, or None if it does."""
     if NATIVE.path is None:
         return NATIVE.reason
     if _native_op(op) is None:
         return "the compiled library has no kernel of that name"
-    return _unsuitable(tensors)
+    if backend == "cuda" and op not in _cuda_ops():
+        if not _cuda_ops():
+            return "the compiled library was built without CUDA"
+        return "the compiled library has no CUDA kernel of that name"
+    return _unsuitable(KERNELS[backend], tensors)
+
+
+def _unsuitable(kernels: Kernels, tensors: Iterable[Tensor | None]) -> str | None:
+    """Why these kernels do not take these tensors together, or None if they may."""
+    dtype = None
+    for tensor in tensors:
+        if tensor is None:
+            continue
+        if tensor.device.type != kernels.device:
+            return f"a tensor is on {tensor.device}, and these kernels are for {kernels.device}"
+        if dtype is None:
+            dtype = tensor.dtype
+            if dtype not in kernels.dtypes:
+                taken = ", ".join(str(known).removeprefix("torch.") for known in kernels.dtypes)
+                return f"a tensor has dtype {dtype}; these kernels take {taken}"
+        elif tensor.dtype != dtype:
+            return f"tensors of {dtype} and {tensor.dtype} are mixed"
+    return None
 
 
 @functools.cache
@@ -154,17 +180,23 @@ def report(op_names: Iterable[str]) -> list[OpReport]:
 
 
 def _report_one(op: str, device: str) -> OpReport:
-    backend = _backend.get()
-    no_kernel = _why_not_compiled(op)
-    if no_kernel is None and device != "cpu":
-        no_kernel = f"there is no compiled kernel for {device}"
-    if backend == "reference":
-        return OpReport(op, device, "reference", {"cpp": "the backend 'reference' is forced"})
-    if no_kernel is None:
-        forced = "the backend 'cpp' is forced" if backend == "cpp" else "the compiled kernel serves"
-        return OpReport(op, device, "cpp", {"reference": forced})
-    if backend == "cpp":
-        return OpReport(
-            op, device, None, {"cpp": no_kernel, "reference": "the backend 'cpp' is forced"}
-        )
-    return OpReport(op, device, "reference", {"cpp": no_kernel})
+    forced = _backend.get()
+    reasons = {name: _why_not_on(name, op, device) for name in KERNELS}
+    if forced == "auto":
+        serving = next((name for name in KERNELS if reasons[name] is None), "reference")
+        others = f"the backend {serving!r} serves"
+    else:
+        serving = forced if reasons.get(forced) is None else None
+        others = f"the backend {forced!r} is forced"
+    return OpReport(
+        op,
+        device,
+        serving,
+        {name: reasons.get(name) or others for name in (*KERNELS, "reference") if name != serving},
+    )
+
+
+def _why_not_on(backend: str, op: str, device: str) -> str | None:
+    """Why a backend does not serve an op on any tensors of this kind of device."""
+    wanted = KERNELS[backend].device
+    return why_not(backend, op) or (None if device == wanted else f"it is for {wanted}")

@@ -22,15 +22,29 @@ def kernel(*arguments: Any) -> None:
     """Stands for a compiled op."""
 
 
-def pretend(monkeypatch: pytest.MonkeyPatch, native: Native, **ops: Callable[..., Any]) -> None:
+def pretend(
+    monkeypatch: pytest.MonkeyPatch,
+    native: Native,
+    cuda: frozenset[str] = frozenset(),
+    **ops: Callable[..., Any],
+) -> None:
     monkeypatch.setattr(selector, "NATIVE", native)
     monkeypatch.setattr(selector, "_native_op", ops.get)
+    monkeypatch.setattr(selector, "_cuda_ops", lambda: cuda)
 
 
 @pytest.fixture
 def library(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library with the one op `known`."""
     pretend(monkeypatch, Native(Path("_native.abi3.so"), None), known=kernel)
+
+
+@pytest.fixture
+def cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with two ops, of which `known` has a CUDA kernel, on a machine with a GPU."""
+    native = Native(Path("_native.abi3.so"), None)
+    pretend(monkeypatch, native, frozenset({"known"}), known=kernel, other=kernel)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
 
 
 @pytest.fixture
@@ -149,8 +163,38 @@ def test_report(backend: str, serving: dict[str, str | None]) -> None:
         rows = [row for row in report(serving) if row.device == "cpu"]
     assert {row.op: row.backend for row in rows} == serving
     for row in rows:
-        assert set(row.reasons) == {"cpp", "reference"} - {row.backend}
+        assert set(row.reasons) == {"cpp", "cuda", "reference"} - {row.backend}
         assert all(row.reasons.values())
+
+
+@pytest.mark.usefixtures("cuda_library")
+@pytest.mark.parametrize(
+    ("backend", "serving"),
+    [
+        ("auto", {"known": "cuda", "other": "reference"}),
+        ("cuda", {"known": "cuda", "other": None}),
+        ("cpp", {"known": None, "other": None}),
+    ],
+)
+def test_report_for_a_gpu(backend: str, serving: dict[str, str | None]) -> None:
+    with use_backend(backend):
+        rows = [row for row in report(serving) if row.device == "cuda"]
+    assert {row.op: row.backend for row in rows} == serving
+    reasons = {row.op: row.reasons for row in rows}
+    assert reasons["known"]["cpp"] == "it is for cpu"
+    assert reasons["other"]["cuda"] == "the compiled library has no CUDA kernel of that name"
+
+
+@pytest.mark.usefixtures("cuda_library")
+def test_forced_cuda_refuses_tensors_of_the_cpu() -> None:
+    with use_backend("cuda"), pytest.raises(RuntimeError, match="on cpu, .* are for cuda"):
+        compiled("known", torch.ones(2))
+
+
+@pytest.mark.usefixtures("library")
+def test_library_without_cuda_says_so() -> None:
+    with use_backend("cuda"), pytest.raises(RuntimeError, match="built without CUDA"):
+        compiled("known", torch.ones(2))
 
 
 def test_load_reports_a_library_that_is_none(

@@ -26,7 +26,7 @@ class Buffer:
 
 
 def _block(like: Tensor, *shape: int) -> Tensor:
-    return torch.full(shape, SENTINEL, dtype=like.dtype)
+    return torch.full(shape, SENTINEL, dtype=like.dtype, device=like.device)
 
 
 def in_the_middle(like: Tensor) -> Buffer:

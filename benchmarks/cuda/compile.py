@@ -1,0 +1,116 @@
+"""Compiles the CUDA kernels to machine code and reads what each uses from nvcc's report."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
+
+# Warps, blocks and bytes of shared memory that a multiprocessor holds, and bytes it keeps a block.
+_LIMITS = {
+    "75": (32, 16, 64 << 10, 0),
+    "80": (64, 32, 164 << 10, 1 << 10),
+    "86": (48, 16, 100 << 10, 1 << 10),
+    "89": (48, 24, 100 << 10, 1 << 10),
+    "90": (64, 32, 228 << 10, 1 << 10),
+    "100": (64, 32, 228 << 10, 1 << 10),
+    "120": (48, 24, 100 << 10, 1 << 10),
+}
+_REGISTERS = 65536  # of a multiprocessor, on all of these
+
+_ENTRY = re.compile(r"Compiling entry function '(\S+)'")
+_FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_USED = re.compile(r"Used (\d+) registers")
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One instance of a kernel, compiled for one architecture; sizes are in bytes."""
+
+    arch: str
+    name: str
+    registers: int
+    shared: int
+    stack: int
+    spilled: int
+
+    @property
+    def stem(self) -> str:
+        return self.name.partition("<")[0]
+
+    @property
+    def threads(self) -> int:
+        """Threads in a block, as the launcher has it."""
+        few = ("window_squared_sum", "position_sums")
+        return 128 if self.stem in few or "16, 128" in self.name else 256
+
+    @property
+    def occupancy(self) -> float:
+        """Resident warps over the most a multiprocessor holds."""
+        most_warps, most_blocks, memory, kept = _LIMITS[self.arch]
+        warps = self.threads // 32
+        granted = -(-self.registers * 32 // 256) * 256
+        blocks = min(
+            most_blocks,
+            most_warps // warps,
+            _REGISTERS // (granted * warps),
+            memory // (self.shared + kept) if self.shared + kept else most_blocks,
+        )
+        return blocks * warps / most_warps
+
+
+def nvcc() -> str | None:
+    """The CUDA compiler, or None."""
+    home = os.environ.get("CUDA_HOME")
+    return shutil.which("nvcc", path=f"{home}/bin" if home else None)
+
+
+def compiled_kernels(arch: str) -> list[Kernel]:
+    """All kernels, compiled for an architecture, sorted by name."""
+    sources = sorted(ROOT.glob("csrc/cuda/*.cu"))
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        reports = list(pool.map(lambda source: _compile(source, arch, folder), sources))
+    return sorted(_parse(arch, "\n".join(reports)), key=lambda kernel: kernel.name)
+
+
+def _compile(source: Path, arch: str, folder: str) -> str:
+    compiler = nvcc()
+    assert compiler is not None, "there is no nvcc"
+    command = [compiler, "-std=c++20", "-O3", "-cubin", f"-arch=sm_{arch}", "-Xptxas", "-v"]
+    command += [str(source), "-o", f"{folder}/{source.stem}.cubin"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return result.stderr
+
+
+def _parse(arch: str, report: str) -> list[Kernel]:
+    found = []
+    pieces = _ENTRY.split(report)[1:]
+    names = _readable(pieces[::2])
+    for name, text in zip(names, pieces[1::2], strict=True):
+        frame, used, shared = _FRAME.search(text), _USED.search(text), _SHARED.search(text)
+        assert frame is not None and used is not None, text
+        memory = int(shared[1]) if shared else 0
+        spilled = int(frame[2]) + int(frame[3])
+        found.append(Kernel(arch, name, int(used[1]), memory, int(frame[1]), spilled))
+    return found
+
+
+def _readable(mangled: Sequence[str]) -> list[str]:
+    """Names as in the sources: kernel<element type, ...>."""
+    names = subprocess.run(["c++filt", *mangled], capture_output=True, text=True, check=True)
+    found = []
+    for line in names.stdout.splitlines():
+        text = line.partition("(")[0].removeprefix("void ").replace("lapkernels::cuda::", "")
+        found.append(text.replace("_kernel<", "<").replace("> >", ">>"))
+    return found

@@ -1,0 +1,22 @@
+// Host side of the second pass of split sums.
+#pragma once
+
+#include "launch.h"
+#include "operands.h"
+
+namespace lapkernels::cuda {
+
+// out <- decay * out + scale * sum of partial[splits, entries of out]. `symmetric`: the side of
+// square matrices of which only the upper half was summed, or 0.
+template <class T>
+void finish(const Context& context, const SumOf<T>* partial, int64_t splits, const Grid<T>& out,
+            Update update, int64_t symmetric = 0);
+
+// Into how many parts to split `work` so that there are enough blocks for any GPU: a fixed number,
+// so that the order of additions, hence every bit of the result, is the same on all of them.
+inline int64_t split_count(int64_t tiles, int64_t work) {
+  constexpr int64_t kBlocks = 512;
+  return std::max<int64_t>(1, std::min(work, ceil_div(kBlocks, tiles)));
+}
+
+}  // namespace lapkernels::cuda

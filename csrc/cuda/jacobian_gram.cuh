@@ -1,0 +1,75 @@
+// C[n, v, w] = sum_p G_{n,v}[p] variance[p] G_{n,w}[p].
+//
+// A block takes one sample, a part of the tiles, and up to 16 columns stacked beside the channels:
+// all of them, or, of more, 8 and another 8. After each tile of G the 256 threads are 16 sets of
+// parameters times 4 x 4 squares of 4 x 4 pairs of columns: 8 reads of shared memory a parameter
+// for 16 multiply-adds, kept in registers until the last tile.
+#pragma once
+
+#include "jacobian_tiles.cuh"
+
+namespace lapkernels::cuda {
+
+constexpr int kPairs = 16, kHalfPairs = 8;
+
+template <class T>
+__global__ void __launch_bounds__(Square::threads, 1)
+    jacobian_gram_kernel(const JacobianTiles<T> task) {
+  using M = Memory<T, Square>;
+  using S = SumOf<T>;
+  LAPKERNELS_SHARED(M, memory);
+  // Pairs of blocks of columns, the first not after the second.
+  const int64_t blocks = task.columns <= kPairs ? 1 : (task.columns + kHalfPairs - 1) / kHalfPairs;
+  const int64_t split = blockIdx.x % task.splits;
+  int64_t rest = blockIdx.x / task.splits;
+  const int64_t second = rest % blocks;
+  rest /= blocks;
+  const int64_t first = rest % blocks, sample = rest / blocks;
+  if (first > second) return;
+  Stack stack;
+  stack.size = task.stack;
+  stack.half = blocks == 1 ? task.stack : kHalfPairs;
+  stack.first = first * kHalfPairs;
+  stack.second = second * kHalfPairs;
+  stack.count = task.columns;
+
+  const int i = threadIdx.x / 4 % 4 * 4, j = threadIdx.x % 4 * 4, set = threadIdx.x / kPairs;
+  S sum[4][4] = {};
+  JacobianTile<T> g(task, memory);
+  for (int64_t tile = split; tile < task.tiles(); tile += task.splits) {
+    g.compute(tile, sample, stack);
+    for (int p = set; p < g.count(); p += kPairs) {
+      const S variance = g.variance(p);
+      S left[4], right[4];
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        left[c] = i + c < task.stack ? variance * g(i + c, p) : S(0);
+        right[c] = j + c < task.stack ? g(j + c, p) : S(0);
+      }
+#pragma unroll
+      for (int c = 0; c < 16; ++c) sum[c / 4][c % 4] += left[c / 4] * right[c % 4];
+    }
+    __syncthreads();
+  }
+  // [16 sets][16][16] in the memory of the tile.
+  S* const all = &memory.result.at[0][0];
+#pragma unroll
+  for (int c = 0; c < 16; ++c)
+    all[(set * kPairs + i + c / 4) * kPairs + j + c % 4] = sum[c / 4][c % 4];
+  __syncthreads();
+  const int v = threadIdx.x / kPairs, w = threadIdx.x % kPairs;
+  S total = 0;
+  for (int s = 0; s < kPairs; ++s) total += all[(s * kPairs + v) * kPairs + w];
+  S* to = task.sums + (split * task.samples + sample) * task.columns * task.columns;
+  const int64_t row = stack.column(v), col = stack.column(w);
+  const bool mine = v < task.stack && w < task.stack && row < task.columns && col < task.columns;
+  if (blocks == 1 || first == second) {
+    if (mine && (blocks == 1 || (v < kHalfPairs && w < kHalfPairs)))
+      to[row * task.columns + col] = total;
+  } else if (mine && v < kHalfPairs && w >= kHalfPairs) {
+    to[row * task.columns + col] = total;
+    to[col * task.columns + row] = total;
+  }
+}
+
+}  // namespace lapkernels::cuda

@@ -1,0 +1,28 @@
+#include "squared_derivative.cuh"
+
+#include "launch.h"
+#include "ops.h"
+
+namespace lapkernels::cuda {
+
+template <class T>
+void squared_derivative(const Context& context, T* out, Update update, const T* m, const T* z,
+                        int64_t size, Activation activation, double slope) {
+  const auto aligned = [](const void* p) {
+    return reinterpret_cast<uintptr_t>(p) % alignof(Four<T>) == 0;
+  };
+  const SquaredDerivative<T> task{out,
+                                  m,
+                                  z,
+                                  size,
+                                  aligned(out) && aligned(m) && aligned(z),
+                                  activation,
+                                  static_cast<SumOf<T>>(slope),
+                                  blend<T>(update)};
+  launch(context, squared_derivative_kernel<T>, ceil_div(size, 4 * kPointThreads), kPointThreads,
+         task);
+}
+
+LAPKERNELS_INSTANCES(squared_derivative)
+
+}  // namespace lapkernels::cuda

@@ -1,0 +1,30 @@
+#include "arguments.h"
+
+namespace lapkernels {
+namespace {
+
+void jacobian_squared_sum(Tensor out, double decay, double scale, const Tensor& small,
+                          const Tensor& large, Ints kernel_size, Ints stride, Ints padding,
+                          Ints dilation, int64_t groups) {
+  const auto problem =
+      check_weight_problem(small, large, kernel_size, stride, padding, dilation, groups);
+  check_weight("out", out, small, large, kernel_size, groups);
+  check_writable("out", out);
+  if (problem.empty) return update_by_zero(out, decay);
+  with_kernels(small, [&]<class T>(const auto& kernels, const auto& context) {
+    kernels.jacobian_squared_sum(context, grid<T>(out, 2), {decay, scale}, grid<const T>(small, 3),
+                                 grid<const T>(large, 3), problem.taps);
+  });
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_FRAGMENT(LAPKERNELS_LIBRARY, library) {
+  library.def(
+      "jacobian_squared_sum(Tensor(a!) out, float decay, float scale, Tensor small, Tensor large, "
+      "int[] kernel_size, int[] stride, int[] padding, int[] dilation, int groups) -> ()");
+}
+
+LAPKERNELS_KERNEL(jacobian_squared_sum)
+
+}  // namespace lapkernels
