@@ -77,7 +77,8 @@ def nvcc() -> str | None:
 
 def compiled_kernels(arch: str) -> list[Kernel]:
     """All kernels, compiled for an architecture, sorted by name."""
-    sources = sorted(ROOT.glob("csrc/cuda/*.cu"))
+    # Other files only put tasks together, and have no device code.
+    sources = [p for p in sorted(ROOT.glob("csrc/cuda/*.cu")) if "launch(" in p.read_text()]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
         reports = list(pool.map(lambda source: _compile(source, arch, folder), sources))
     return sorted(_parse(arch, "\n".join(reports)), key=lambda kernel: kernel.name)

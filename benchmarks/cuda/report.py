@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.cuda.compile import ARCHITECTURES, ROOT, Kernel, compiled_kernels, nvcc
@@ -14,8 +14,12 @@ TARGET = ROOT / "docs" / "cuda_kernels.md"
 
 
 def main() -> None:
-    """Compiles all kernels for all architectures and fills in the tables."""
-    kernels = [kernel for arch in ARCHITECTURES for kernel in compiled_kernels(arch)]
+    """Compiles all kernels for all architectures and writes the page."""
+    write([kernel for arch in ARCHITECTURES for kernel in compiled_kernels(arch)])
+
+
+def write(kernels: Sequence[Kernel]) -> None:
+    """Fills in the tables of the page."""
     text = TEMPLATE.read_text()
     tables = {
         "USE": use_table(kernels),
@@ -27,18 +31,19 @@ def main() -> None:
     TARGET.write_text(text)
 
 
-def use_table(kernels: Iterable[Kernel]) -> list[str]:
+def use_table(kernels: Sequence[Kernel]) -> list[str]:
     """Registers and occupancy of every instance on every architecture, and its shared memory."""
     by_name: dict[str, dict[str, Kernel]] = {}
+    archs = sorted({kernel.arch for kernel in kernels}, key=int)
     for kernel in kernels:
         by_name.setdefault(kernel.name, {})[kernel.arch] = kernel
     rows = []
     for name, found in sorted(by_name.items()):
-        cells = [f"{found[arch].registers}, {found[arch].occupancy:.0%}" for arch in ARCHITECTURES]
+        cells = [f"{found[arch].registers}, {found[arch].occupancy:.0%}" for arch in archs]
         shared = max(kernel.shared for kernel in found.values())
         threads = next(iter(found.values())).threads
         rows.append([f"`{name}`", str(threads), str(shared), *cells])
-    return _table(["kernel", "threads", "shared", *(f"sm_{a}" for a in ARCHITECTURES)], rows)
+    return _table(["kernel", "threads", "shared", *(f"sm_{arch}" for arch in archs)], rows)
 
 
 def roofline_table() -> list[str]:

@@ -32,7 +32,7 @@ struct Lists {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kListThreads) list_kernel(const Lists<T> task) {
+__global__ void __launch_bounds__(kListThreads, 1) list_kernel(const Lists<T> task) {
   using S = SumOf<T>;
   using Sums = double[kListThreads];
   LAPKERNELS_SHARED(Sums, sums);
@@ -83,7 +83,7 @@ struct ListTotal {
 
 // One block: each thread adds every 256th sum, then the threads' sums are added in a fixed tree.
 template <class T>
-__global__ void __launch_bounds__(kListThreads) list_total_kernel(const ListTotal<T> task) {
+__global__ void __launch_bounds__(kListThreads, 1) list_total_kernel(const ListTotal<T> task) {
   using Sums = double[kListThreads];
   LAPKERNELS_SHARED(Sums, sums);
   double sum = 0;

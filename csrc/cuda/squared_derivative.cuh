@@ -25,7 +25,7 @@ struct SquaredDerivative {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kPointThreads)
+__global__ void __launch_bounds__(kPointThreads, 1)
     squared_derivative_kernel(const SquaredDerivative<T> task) {
   const int64_t begin = (int64_t(blockIdx.x) * kPointThreads + threadIdx.x) * 4;
   if (begin >= task.size) return;
