@@ -33,12 +33,13 @@ EVERY = [*CLASSIFIERS, *AUTOENCODERS, *UNETS, *FIVE_CONVS]
 SEQUENCES = [size for size in EVERY if size.network not in ("resnet", "transformer", "unet")]
 
 
-def _family(
+def family(
     name: str, sizes: list[NetworkSize], quick: NetworkSize, oracle: Function, **options: Any
 ) -> Family:
-    family = register(Family(name, sizes, quick, make, oracle, TOLERANCE, **options))
-    family.method("forward and backward", "unit")(_forward_and_backward)
-    return family
+    """A family in units of one forward and backward pass."""
+    made = register(Family(name, sizes, quick, make, oracle, TOLERANCE, **options))
+    made.method("forward and backward", "unit")(_forward_and_backward)
+    return made
 
 
 def _forward_and_backward(problem: Problem) -> list[Tensor]:
@@ -47,13 +48,13 @@ def _forward_and_backward(problem: Problem) -> list[Tensor]:
     return list(torch.autograd.grad(loss, list(problem.model.parameters())))
 
 
-diag_exact = _family("diag_exact", EVERY, CLASSIFIER, oracles.diagonal, checked=checked)
-diag_mc = _family("diag_mc", EVERY, CLASSIFIER, oracles.diagonal, checked=tiny, draws=DRAWS)
-diag_approx = _family("diag_approx", SEQUENCES, IMAGES, oracles.approximate_diagonal)
-diag_empirical = _family("diag_empirical", EVERY, CLASSIFIER, oracles.empirical_diagonal)
-kfac = _family("kfac", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=tiny, draws=DRAWS)
-kflr = _family("kflr", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=checked)
-predictive_variance = _family(
+diag_exact = family("diag_exact", EVERY, CLASSIFIER, oracles.diagonal, checked=checked)
+diag_mc = family("diag_mc", EVERY, CLASSIFIER, oracles.diagonal, checked=tiny, draws=DRAWS)
+diag_approx = family("diag_approx", SEQUENCES, IMAGES, oracles.approximate_diagonal)
+diag_empirical = family("diag_empirical", EVERY, CLASSIFIER, oracles.empirical_diagonal)
+kfac = family("kfac", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=tiny, draws=DRAWS)
+kflr = family("kflr", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=checked)
+predictive_variance = family(
     "predictive_variance", EVERY, CLASSIFIER, oracles.predictive_variance, checked=checked
 )
 

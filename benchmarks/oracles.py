@@ -98,12 +98,12 @@ def output_diagonal(output: Tensor, likelihood: Likelihood) -> Tensor:
 
 def kronecker_factors(problem: Problem) -> list[Tensor]:
     """KFAC-expand with exact columns, of linear and convolutional layers: see ``normalised``."""
-    return _kronecker(problem, sum_positions=False)
+    return normalised(kronecker_pairs(problem, sum_positions=False))
 
 
 def kronecker_factors_of_sums(problem: Problem) -> list[Tensor]:
     """The same, but with columns summed over positions before their outer product."""
-    return _kronecker(problem, sum_positions=True)
+    return normalised(kronecker_pairs(problem, sum_positions=True))
 
 
 def normalised(pairs: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
@@ -134,7 +134,8 @@ def _padding(layer: nn.Conv2d) -> tuple[int, ...]:
     return layer.padding
 
 
-def _kronecker(problem: Problem, *, sum_positions: bool) -> list[Tensor]:
+def kronecker_pairs(problem: Problem, *, sum_positions: bool) -> list[tuple[Tensor, Tensor]]:
+    """A, averaged over samples and positions, and B, summed over samples, of each layer."""
     model = copy.deepcopy(problem.model).double()
     layers = factored_layers(model)
     seen: dict[str, tuple[Tensor, Tensor]] = {}
@@ -165,7 +166,26 @@ def _kronecker(problem: Problem, *, sum_positions: bool) -> list[Tensor]:
         count = rows.shape[0] if sum_positions else rows.shape[0] * rows.shape[1]
         rows = rows.flatten(0, 1)
         pairs.append((rows.T @ rows / count, b[name]))
-    return normalised(pairs)
+    return pairs
+
+
+def kronecker_predictive_variance(problem: Problem, prior: float) -> Tensor:
+    """[N, C] under (B ⊗ A + prior)⁻¹ for weights and (B + prior)⁻¹ for biases."""
+    model = copy.deepcopy(problem.model).double()
+    pairs = kronecker_pairs(problem, sum_positions=False)
+    bases = [(torch.linalg.eigh(a), torch.linalg.eigh(b)) for a, b in pairs]
+    rows = []
+    for output in _outputs(model, problem.x):
+        for column in _unit_columns(output):
+            g = _gradients(model, output, column)
+            total = torch.zeros((), dtype=torch.float64)
+            for name, (a, b) in zip(factored_layers(model), bases, strict=True):
+                rotated = b[1].T @ g[f"{name}.weight"].flatten(1) @ a[1]
+                total += (rotated.square() / (torch.outer(b[0], a[0]) + prior)).sum()
+                if f"{name}.bias" in g:
+                    total += ((g[f"{name}.bias"] @ b[1]).square() / (b[0] + prior)).sum()
+            rows.append(total)
+    return torch.stack(rows).reshape(len(problem.x), -1)
 
 
 def _outputs(model: nn.Module, x: Tensor) -> Iterator[Tensor]:

@@ -1,9 +1,37 @@
 """Laplace approximations: fit, tune, predict, sample, save."""
 
+from lapkernels.laplace.calibration import Calibration, calibration
+from lapkernels.laplace.diagnostics import (
+    LCurve,
+    diagonalisation_error,
+    effective_parameters,
+    l_curve,
+)
 from lapkernels.laplace.laplace import Laplace
+from lapkernels.laplace.linearised import Optimum
 from lapkernels.laplace.normalised import normalised_groups
+from lapkernels.laplace.online import OnlineEvidence
+from lapkernels.laplace.plots import plot_bands, plot_l_curve, plot_matrix, plot_spectrum
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import Prediction
 from lapkernels.laplace.prior import Prior
 
-__all__ = ["Laplace", "Posterior", "Prediction", "Prior", "normalised_groups"]
+__all__ = [
+    "Calibration",
+    "LCurve",
+    "Laplace",
+    "OnlineEvidence",
+    "Optimum",
+    "Posterior",
+    "Prediction",
+    "Prior",
+    "calibration",
+    "diagonalisation_error",
+    "effective_parameters",
+    "l_curve",
+    "normalised_groups",
+    "plot_bands",
+    "plot_l_curve",
+    "plot_matrix",
+    "plot_spectrum",
+]

@@ -13,6 +13,7 @@ from lapkernels.curvature.selection import Output, Parameters, batches_of, param
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, inputs_of, measure
+from lapkernels.laplace.linearised import Optimum, find_optimum
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import How, Link, Prediction, predict
 from lapkernels.laplace.prior import Given, Prior, resolve_prior
@@ -70,6 +71,7 @@ class Laplace:
         self.prior: Prior = resolve_prior(prior, self.parameters)
         self.scale = torch.ones((), dtype=torch.float64)
         self.measured: Measured | None = None
+        self.optimum: Optimum | None = None
         self._posterior: Posterior | None = None
 
     @property
@@ -86,21 +88,16 @@ class Laplace:
         ``checkpoint`` names a file that is written after every batch; if it is there already, the
         fit goes on behind its last batch, to bitwise the same result.
         """
-        subject = Subject(
-            self.model,
-            self.parameters,
-            self.fitted_likelihood,
-            self.method,
-            self.output,
-            self.options,
-            self.prior.precision,
-            torch.Generator(next(iter(self.parameters.values())).device),
-        )
         path = None if checkpoint is None else Path(checkpoint)
         self.measured = measure(
-            self._structure, subject, data, seed=self.seed, progress=progress, checkpoint=path
+            self._structure,
+            self._subject(),
+            data,
+            seed=self.seed,
+            progress=progress,
+            checkpoint=path,
         )
-        self._posterior = None
+        self._posterior = self.optimum = None
         self.posterior  # noqa: B018 - refuses here what can be no posterior
         return self
 
@@ -120,9 +117,24 @@ class Laplace:
         return self
 
     def log_evidence(self) -> Tensor:
-        """log p(y | X) of the training data under the Laplace approximation, float64."""
+        """log p(y | X) of the training data under the Laplace approximation, float64.
+
+        At the trained parameters, or at ``optimum`` if it was found for the present prior.
+        """
         with torch.no_grad():
             return self._evidence()(self.prior, self.scale)
+
+    def find_optimum(self, data: Any, *, tolerance: float = 1e-4, steps: int = 50) -> Optimum:
+        """θ★ of the linearised model under the present prior, from the training data.
+
+        It stays in ``optimum``, and the evidence is evaluated there until the prior changes. The
+        gradient that is left is at most ``tolerance`` of what it is at the trained parameters.
+        """
+        known = None if self.optimum is None else self.optimum.theta
+        self.optimum = find_optimum(
+            self._subject(), data, self.posterior, tolerance=tolerance, steps=steps, start=known
+        )
+        return self.optimum
 
     def tune(
         self,
@@ -139,6 +151,8 @@ class Laplace:
 
         - ``by="evidence"``: maximise the evidence by gradient;
         - ``"mackay"``: MacKay's fixed point, which ends where the gradient of the evidence is zero;
+        - ``"linearised"``: the evidence at the optimum θ★ of the linearised model, by turns with θ★
+          itself, until both stay; ``data`` are the training data;
         - ``"validation"``: of the numbers in ``grid``, the one precision for all parameters with
           the largest predictive log-likelihood on ``data``.
         """
@@ -159,10 +173,13 @@ class Laplace:
                 noise=noise, steps=steps, tolerance=tolerance,
             )  # fmt: skip
             self._retune(prior, scale)
+        elif by == "linearised":
+            self._tune_linearised(data, noise, steps, tolerance)
         elif by == "validation":
             self._tune_on(data, grid, link)
         else:
-            raise ValueError(f"by={by!r} must be 'evidence', 'mackay' or 'validation'")
+            words = "'evidence', 'mackay', 'linearised' or 'validation'"
+            raise ValueError(f"by={by!r} must be {words}")
         return self
 
     def predict(
@@ -225,12 +242,41 @@ class Laplace:
         measured = self._fitted()
         if measured.nll is None or measured.constant is None:
             raise RuntimeError("the evidence needs labels: fit on batches (inputs, labels)")
-        return Evidence(
-            self.posterior, self.parameters, measured.nll, measured.constant, measured.targets
+        at = self.optimum
+        theta, nll = (self.parameters, measured.nll) if at is None else (at.theta, at.nll)
+        return Evidence(self.posterior, theta, nll, measured.constant, measured.targets)
+
+    def _subject(self) -> Subject:
+        return Subject(
+            self.model,
+            self.parameters,
+            self.fitted_likelihood,
+            self.method,
+            self.output,
+            self.options,
+            self.prior.precision,
+            torch.Generator(next(iter(self.parameters.values())).device),
         )
 
+    def _tune_linearised(self, data: Any, noise: bool, steps: int, tolerance: float) -> None:
+        """Coordinate ascent of the evidence in (θ, Λ); each of the two is a concave problem."""
+        if data is None:
+            raise ValueError("by='linearised' needs data: the batches it was fitted on")
+        for _ in range(steps):
+            found = self.find_optimum(data, tolerance=max(tolerance, 1e-10))
+            old, old_scale = self.prior, self.scale
+            prior, scale = by_gradient(
+                self._evidence(), self.prior, self.scale, noise=noise, steps=100
+            )
+            self._retune(prior, scale)
+            self.optimum = found
+            changes = [(prior.values[k] / v).log().abs().max() for k, v in old.values.items()]
+            if float(torch.stack([*changes, (scale / old_scale).log().abs()]).max()) < tolerance:
+                break
+        self.find_optimum(data, tolerance=max(tolerance, 1e-10))
+
     def _retune(self, prior: Prior, scale: Tensor) -> None:
-        self.prior, self.scale = prior, scale.detach()
+        self.prior, self.scale, self.optimum = prior, scale.detach(), None
         if self._posterior is not None:
             self._posterior = self._posterior.rescaled(prior.precision, self.scale)
 
@@ -249,5 +295,5 @@ class Laplace:
 
     def _copy(self) -> Laplace:
         both = Laplace.__new__(Laplace)
-        both.__dict__.update(self.__dict__, _posterior=None)
+        both.__dict__.update(self.__dict__, _posterior=None, optimum=None)
         return both

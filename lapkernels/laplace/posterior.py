@@ -48,6 +48,10 @@ class Posterior(ABC):
         """A v, of tensors by name."""
 
     @abstractmethod
+    def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A⁻¹ v, of tensors by name, zero for entries that count as known."""
+
+    @abstractmethod
     def variance(self) -> dict[str, Tensor]:
         """Diagonal of the covariance A⁻¹ by name, zero for entries that count as known."""
 

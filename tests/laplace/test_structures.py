@@ -60,6 +60,7 @@ def test_everything(case: str, prior: str, make: str) -> None:
     torch.manual_seed(0)
     v = {name: torch.randn_like(p) for name, p in problem.model.named_parameters()}
     close(flat(la.posterior.product(v)), a @ flat(v), tolerance)
+    close(flat(la.posterior.solve(v)), sigma @ flat(v), tolerance)
     j = problem.jacobian
     wanted = j @ sigma @ j.mT
     found = la.predict(problem.new, joint=True)

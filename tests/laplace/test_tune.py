@@ -116,7 +116,7 @@ def test_refusals() -> None:
     la.fit(problem.batches)
     with pytest.raises(ValueError, match="no noise to tune"):
         la.tune(noise=True)
-    with pytest.raises(ValueError, match="must be 'evidence', 'mackay' or 'validation'"):
+    with pytest.raises(ValueError, match="must be 'evidence', 'mackay', 'linearised' or"):
         la.tune("guess")
     with pytest.raises(ValueError, match="needs data"):
         la.tune("validation")

@@ -91,6 +91,15 @@ class DensePosterior(Posterior):
             found.update(self._split(part, self._put(part, value)))
         return found
 
+    def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for part in self.parts:
+            flat = torch.cat([vector[name].flatten() for name in part.names])
+            picked = flat[part.positions].unsqueeze(2).double()
+            value = torch.cholesky_solve(picked, self._factor(part)).squeeze(2).to(flat.dtype)
+            found.update(self._split(part, self._put(part, value)))
+        return found
+
     def variance(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for part in self.parts:

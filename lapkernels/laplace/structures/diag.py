@@ -30,6 +30,9 @@ class DiagonalPosterior(Posterior):
     def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: self._precision(name).to(v.dtype) * v for name, v in vector.items()}
 
+    def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: v / self._precision(name).to(v.dtype) for name, v in vector.items()}
+
     def variance(self) -> dict[str, Tensor]:
         return {
             name: self._precision(name).reciprocal().to(self.curvature[name].dtype)

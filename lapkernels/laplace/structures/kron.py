@@ -42,12 +42,16 @@ class KroneckerPosterior(Posterior):
         return torch.stack([self._values(name).log().sum() for name in self.shapes]).sum()
 
     def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for name, v in vector.items():
-            basis = self.bases[name]
-            rotated = basis.rotate(basis.factors.to_matrix(v)) * self._values(name).to(v.dtype)
-            found[name] = basis.factors.from_matrix(basis.rotate_back(rotated))
-        return found
+        return {name: self._scaled(name, v, self._values(name)) for name, v in vector.items()}
+
+    def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: self._scaled(name, v, 1 / self._values(name)) for name, v in vector.items()}
+
+    def _scaled(self, name: str, v: Tensor, values: Tensor) -> Tensor:
+        """Q diag(values) Qᵀ v."""
+        basis = self.bases[name]
+        rotated = basis.rotate(basis.factors.to_matrix(v)) * values.to(v.dtype)
+        return basis.factors.from_matrix(basis.rotate_back(rotated))
 
     def variance(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

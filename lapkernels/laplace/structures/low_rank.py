@@ -74,6 +74,13 @@ class FactorPosterior(Posterior):
         factor = self.factor.double()
         return self._split(self.scale * (factor @ (factor.T @ flat)) + self._prior * flat)
 
+    def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        flat = torch.cat([vector[name].flatten() for name in self.shapes]).double()
+        tall, values, vectors = self._eigen()
+        scaled, basis = flat / self._prior.sqrt(), tall @ vectors
+        inner = scaled - basis @ ((basis.T @ scaled) / (1 + values))
+        return self._split(inner / self._prior.sqrt())
+
     def variance(self) -> dict[str, Tensor]:
         tall, values, vectors = self._eigen()
         share = ((tall @ vectors).square() / (1 + values)).sum(1)

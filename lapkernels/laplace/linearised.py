@@ -1,0 +1,181 @@
+r"""The optimum of the linearised model, which a trained network is not at.
+
+The model :math:`h(\theta) = f(\tilde\theta) + J (\theta - \tilde\theta)` has a convex loss
+
+.. math:: L(\theta) = - c \log p(y | h(\theta)) + \tfrac12 \theta^T \Lambda \theta
+
+with one minimum :math:`\theta_\star`. Early stopping, noisy gradients and norms keep
+:math:`\tilde\theta` away from it, and the evidence at :math:`\tilde\theta` then overestimates the
+uncertainty (Antorán et al., Adapting the linearised Laplace model evidence, 2022). Found by Newton
+steps, each solved by conjugate gradients from products with J and Jᵀ alone, with the posterior's
+covariance as the preconditioner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature import Refused
+from lapkernels.curvature.products import Graph, graph_of
+from lapkernels.curvature.selection import batches_of, check_mode
+from lapkernels.laplace.posterior import Posterior
+from lapkernels.laplace.structures import Subject
+
+# Share of a Newton step at which its search ends.
+SMALLEST_STEP = 1e-8
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """θ★ by name, and the negative log-likelihood of the linearised model there, at c = 1.
+
+    ``gradient`` is the norm of what is left of the loss's gradient, relative to that at θ̃.
+    """
+
+    theta: dict[str, Tensor]
+    nll: float
+    gradient: float
+
+
+@dataclass
+class LinearisedLoss:
+    """L as a function of the step d = θ - θ̃, flat [P], by sweeps over the data."""
+
+    subject: Subject
+    data: Any
+    posterior: Posterior
+
+    def __post_init__(self) -> None:
+        check_mode(self.subject.model)
+        if isinstance(self.data, Iterator):
+            raise ValueError("data is an iterator, but it is read many times: give a list")
+        parameters = self.subject.parameters
+        self.start = torch.cat([p.detach().flatten() for p in parameters.values()])
+        prior = [
+            self.posterior.precision[name].expand(p.shape).to(p).flatten()
+            for name, p in parameters.items()
+        ]
+        self.prior = torch.cat(prior)
+        self.scale = float(self.posterior.scale)
+
+    def value_and_gradient(self, d: Tensor) -> tuple[float, Tensor, float]:
+        """L, its gradient [P], and the negative log-likelihood alone."""
+        theta = self.start + d
+        gradient, nll = self.prior * theta, 0.0
+        likelihood = self.subject.likelihood
+        for graph, y in self._graphs():
+            with torch.no_grad():
+                h = graph.f.detach() + graph.product(d.unsqueeze(0))[0].detach()
+                nll += float(likelihood.nll(h.double(), y))
+                score = likelihood.score(h, y)
+            gradient = gradient + self.scale * graph.transposed(score.unsqueeze(0))[0].detach()
+        quadratic = float((self.prior * theta.square()).double().sum())
+        return self.scale * nll + 0.5 * quadratic, gradient, nll
+
+    def hessian_product(self, d: Tensor) -> Callable[[Tensor], Tensor]:
+        """The function v -> (c Jᵀ W(h) J + Λ) v."""
+
+        def product(v: Tensor) -> Tensor:
+            total = self.prior * v
+            for graph, y in self._graphs():
+                with torch.no_grad():
+                    both = graph.product(torch.stack([d, v])).detach()
+                    s = self.subject.likelihood.product(graph.f.detach() + both[0], both[1], y)
+                total = total + self.scale * graph.transposed(s.unsqueeze(0))[0].detach()
+            return total
+
+        return product
+
+    def precondition(self, v: Tensor) -> Tensor:
+        """The posterior's covariance times v."""
+        pieces, start = {}, 0
+        for name, p in self.subject.parameters.items():
+            pieces[name] = v[start : start + p.numel()].reshape(p.shape)
+            start += p.numel()
+        return torch.cat([value.flatten() for value in self.posterior.solve(pieces).values()])
+
+    def _graphs(self) -> Iterator[tuple[Graph, Any]]:
+        chosen = dict(self.subject.parameters)
+        for batch in batches_of(self.data):
+            if batch.target is None:
+                raise ValueError("the linearised optimum needs labels: give (inputs, labels)")
+            with graph_of(self.subject.model, batch, chosen, self.subject.output) as graph:
+                yield graph, batch.target
+
+
+def find_optimum(
+    subject: Subject,
+    data: Any,
+    posterior: Posterior,
+    *,
+    tolerance: float,
+    steps: int,
+    start: dict[str, Tensor] | None = None,
+) -> Optimum:
+    """θ★ where the gradient is ``tolerance`` times as large as at θ̃, or an error."""
+    if any(posterior.uncertain(name) is not None for name in subject.parameters):
+        raise ValueError("a subnetwork's posterior has no linearised optimum: use another one")
+    loss = LinearisedLoss(subject, data, posterior)
+    d = torch.zeros_like(loss.start)
+    value, gradient, nll = loss.value_and_gradient(d)
+    first = float(gradient.norm())
+    if start is not None:
+        d = torch.cat([value.flatten() for value in start.values()]) - loss.start
+        value, gradient, nll = loss.value_and_gradient(d)
+    for _ in range(steps):
+        left = float(gradient.norm())
+        if left <= tolerance * first:
+            break
+        # No need to solve far below what the next linearisation of the loss changes.
+        accuracy = max(min(0.1, left / first), 0.1 * tolerance * first / left)
+        step = conjugate_gradients(
+            loss.hessian_product(d), -gradient, loss.precondition, accuracy, len(d)
+        )
+        size, slope = 1.0, float(gradient @ step)
+        found = loss.value_and_gradient(d + step)
+        while found[0] > value + 1e-4 * size * slope and size > SMALLEST_STEP:
+            size /= 2
+            found = loss.value_and_gradient(d + size * step)
+        if not found[0] <= value + 1e-12 * abs(value):
+            break
+        d, (value, gradient, nll) = d + size * step, found
+    left = float(gradient.norm()) / first
+    if left > max(tolerance, 100 * torch.finfo(d.dtype).eps):
+        raise Refused(
+            f"the linearised optimum was not found: the gradient is {left:.1e} of its first after "
+            f"steps={steps}, more than tolerance={tolerance:.1e}; raise one of them"
+        )
+    theta, position = {}, 0
+    for name, p in subject.parameters.items():
+        theta[name] = (loss.start + d)[position : position + p.numel()].reshape(p.shape)
+        position += p.numel()
+    return Optimum(theta, nll, left)
+
+
+def conjugate_gradients(
+    product: Callable[[Tensor], Tensor],
+    right: Tensor,
+    precondition: Callable[[Tensor], Tensor],
+    accuracy: float,
+    steps: int,
+) -> Tensor:
+    """x with ‖A x - right‖ ≤ accuracy ‖right‖, A symmetric positive definite."""
+    x, residual = torch.zeros_like(right), right.clone()
+    z = precondition(residual)
+    direction, inner = z, residual @ z
+    target = accuracy * right.norm()
+    for _ in range(steps):
+        image = product(direction)
+        length = inner / (direction @ image)
+        x, residual = x + length * direction, residual - length * image
+        if residual.norm() <= target:
+            break
+        z = precondition(residual)
+        inner, before = residual @ z, inner
+        direction = z + (inner / before) * direction
+    return x
