@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lapkernels.laplace.normalised import normalised_groups
 
 # Values of a parameter that are drawn at least to find the spread of its initialiser.
-DRAWS = 20_000
+DRAWS = 4_000
 
 
 @dataclass(frozen=True)
