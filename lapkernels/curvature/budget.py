@@ -6,33 +6,66 @@ from collections.abc import Iterator
 from math import prod
 
 from lapkernels.curvature.plan import Plan, Section
+from lapkernels.curvature.trace import Value
+from lapkernels.rules.affine import linear_matrix
+
+# Shared columns are many and small: in chunks of so many bytes they stay in cache.
+CACHE = 1 << 22
 
 
-def widest(plan: Plan, section: Section | None = None) -> int:
-    """Most numbers that one column has alive at a time on its way back."""
+def widest(plan: Plan, section: Section | None = None, shared: int = 0) -> int:
+    """Most numbers that one column has alive at a time on its way back.
+
+    ``shared`` is the number of columns at a time if they are the same for all samples.
+    """
     section = section or Section.whole(plan)
-    at = {id(section.entry): prod(section.entry.shape)}
+    once = {id(section.entry)} if shared else set()
+    at = {id(section.entry): _entries(section.entry, once)}
     most = sum(at.values())
     for position in reversed(range(section.first, section.last)):
         node = plan.sample_nodes[position]
         if position in plan.overwrites:
             at.pop(id(node.outputs[0]), None)
+        stays = id(node.outputs[0]) in once and linear_matrix(node.rule) is not None
+        below = plan.layer_below(position, section) if id(node.outputs[0]) in once else None
+        matrix = None if below is None else linear_matrix(plan.sample_nodes[below].rule)
+        scales = matrix is not None and 2 * shared >= matrix.shape[1]
         for value in node.inputs:
             if value.active and value.samples is not None:
-                at[id(value)] = prod(value.shape)
+                at[id(value)] = _entries(value, {id(value)} if stays or scales else set())
+                if stays:
+                    once.add(id(value))
         most = max(most, sum(at.values()))
         for value in node.outputs:
             at.pop(id(value), None)
     return most
 
 
+def _entries(value: Value, once: set[int]) -> int:
+    """Numbers of one column at a value; those in ``once`` have the same for all samples."""
+    assert value.samples is not None
+    return prod(value.shape) // (value.samples.count if id(value) in once else 1)
+
+
 def column_chunks(
-    plan: Plan, count: int, budget: int | None, size: int, section: Section | None = None
+    plan: Plan,
+    count: int,
+    budget: int | None,
+    size: int,
+    section: Section | None = None,
+    shared: bool = False,
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of columns such that their way back stays within the budget in bytes."""
+    """Ranges of columns, about equal, such that their way back stays within the budget in bytes."""
     allowed = default_budget(plan, size) if budget is None else budget
-    step = max(1, allowed // max(1, widest(plan, section) * size))
-    for first in range(0, count, step):
+    if shared:
+        allowed = min(allowed, CACHE)
+    step = max(1, count)
+    # Fewer columns at a time may be ones that are no longer worth sharing.
+    for _ in range(2 if shared else 1):
+        most = widest(plan, section, step if shared else 0)
+        step = min(step, max(1, allowed // max(1, most * size)))
+    step = -(-count // max(1, -(-count // step)))
+    for first in range(0, count, max(1, step)):
         yield first, min(first + step, count)
 
 

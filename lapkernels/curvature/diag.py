@@ -18,6 +18,7 @@ from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.curvature.walk import Collector, pull_diagonal
 from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.rules.shared import Scaled, reads_once
 from lapkernels.rules.windows import Window, window_squares
 
 Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
@@ -168,6 +169,12 @@ class SquaredSum(Collector):
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self.add(name, g.square().sum((0, 1)))
+
+    def scaled(self, share: Share, columns: Scaled) -> None:
+        if reads_once(share.use, columns.factor.shape[1]):
+            self.add(share.name, share.to_parameter(share.use.squared(columns.squares())))
+        else:
+            super().scaled(share, columns)
 
     def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
         value = window_squares(share.use, window)

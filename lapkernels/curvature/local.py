@@ -20,6 +20,7 @@ from lapkernels.curvature.plan import Plan, Section
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import Collector, accumulate, hand_out, naming, pull_weights
 from lapkernels.rules.affine import Convolution
+from lapkernels.rules.choices import choice
 from lapkernels.rules.elementwise import Sum
 from lapkernels.rules.windows import (
     POINTWISE,
@@ -31,9 +32,6 @@ from lapkernels.rules.windows import (
     place_below,
     windows_below,
 )
-
-# Windows pay if images would be this many times larger: they are carried by smaller products.
-LEAST_SAVING = 1.5
 
 
 @dataclass(frozen=True)
@@ -130,15 +128,27 @@ def tiles(size: Sequence[int], multiple: Sequence[int], most: int) -> Iterator[T
             yield Tile(residue, corner, tuple(pixels))
 
 
+def tile_count(size: Sequence[int], multiple: Sequence[int], most: int) -> int:
+    """The number of those tiles, about."""
+    each = prod(-(-n // m) for n, m in zip(size, multiple, strict=True))
+    return prod(map(min, multiple, size)) * -(-each // most)
+
+
 def local_layout(plan: Plan, section: Section) -> Layout | None:
-    """The layout, if the entry of a section is an image for each sample and windows save work."""
+    """The layout, if the entry of a section is an image for each sample and windows are smaller."""
     where = section.entry.samples
     if where is None or (where.dim, where.outer, where.inner) != (0, 1, 1):
         return None
     if not 3 <= len(section.entry.shape) <= 5:
         return None
     layout = Layout.of(plan, section)
-    return layout if layout.saving > LEAST_SAVING else None
+    return layout if layout.saving > 1 or choice("windows") else None
+
+
+def most_pixels(layout: Layout, columns: int, budget: int) -> int:
+    """Pixels of a tile, if the columns of one pixel have ``columns`` bytes for each entry."""
+    # A window is alive before and after an op, beside the windows of the activations.
+    return max(1, budget // max(1, 3 * layout.entries * columns))
 
 
 def pull_local(
@@ -157,9 +167,7 @@ def pull_local(
     columns, count = local.shape[:2]
     if columns == 0:
         return
-    entry = layout.entries * columns * count * local.element_size()
-    # A window is alive before and after an op, beside the windows of the activations.
-    most = max(1, budget // (3 * entry))
+    most = most_pixels(layout, columns * count * local.element_size(), budget)
     layouts: dict[tuple[int, ...], Layout] = {}
     cache: dict[int, list[Tensor | None]] = {}
     fused = _fused(plan, section)

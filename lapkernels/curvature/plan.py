@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Use
-from lapkernels.rules.elementwise import FromOutput
+from lapkernels.rules.affine import linear_matrix
+from lapkernels.rules.elementwise import Elementwise, FromOutput
 from lapkernels.rules.shape import Movement
 
 
@@ -72,6 +73,8 @@ class Plan:
     sample_nodes: list[Node]
     # Nodes that may write over the columns at their result: one reader alone made them.
     overwrites: frozenset[int] = frozenset()
+    # Activations of a linear layer's result that no one else reads, with the layer's node.
+    scalings: dict[int, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Trace) -> Plan:
@@ -93,7 +96,18 @@ class Plan:
                 if origin is not None:
                     name, chain = origin
                     shares[position, index] = Share(name, node.path, use, chain)
-        return cls(trace, shares, weight_nodes, sample_nodes, _overwrites(sample_nodes))
+        scalings = _scalings(sample_nodes, readers)
+        overwrites = _overwrites(sample_nodes)
+        return cls(trace, shares, weight_nodes, sample_nodes, overwrites, scalings)
+
+    def layer_below(self, position: int, section: Section) -> int | None:
+        """The linear layer below an activation, if both are one step for shared columns."""
+        below = self.scalings.get(position)
+        if below is None or below < section.first:
+            return None
+        node = self.sample_nodes[below]
+        alone = all((below, index) in self.shares for index in node.rule.uses)
+        return below if alone and node.outputs[0] is not section.exit else None
 
     @property
     def explicit(self) -> list[str]:
@@ -113,6 +127,21 @@ def _overwrites(nodes: list[Node]) -> frozenset[int]:
         if isinstance(node.rule, FromOutput)
         and [one.rule.makes_new for one in readers.get(id(node.outputs[0]), [])] == [True]
     )
+
+
+def _scalings(nodes: list[Node], readers: dict[int, int]) -> dict[int, int]:
+    layers: dict[int, int] = {}
+    found: dict[int, int] = {}
+    for position, node in enumerate(nodes):
+        if linear_matrix(node.rule) is not None:
+            layers[id(node.outputs[0])] = position
+        elif isinstance(node.rule, (Elementwise, FromOutput)) and not node.rule.uses:
+            operands = [one for one in node.inputs if one.active and one.samples is not None]
+            value = operands[0]
+            same = len(operands) == 1 and value.shape == node.outputs[0].shape
+            if same and readers[id(value)] == 1 and id(value) in layers:
+                found[position] = layers[id(value)]
+    return found
 
 
 def _origin(

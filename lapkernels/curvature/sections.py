@@ -9,31 +9,20 @@ anything quadratic in them, a diagonal, a block or a Kronecker factor, does not 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor
 
 from lapkernels.curvature.budget import column_chunks, default_budget
-from lapkernels.curvature.local import Layout, local_layout, pull_local
+from lapkernels.curvature.cost import Cut, Way, chosen_way
+from lapkernels.curvature.local import local_layout, pull_local
 from lapkernels.curvature.plan import Plan, Section
 from lapkernels.curvature.trace import Value
 from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
-from lapkernels.rules import WeightUse
-
-# Time of a multiply-add inside a QR decomposition, in units of one inside a matrix product.
-QR_COST = 4.0
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A value that all columns pass, behind the sample nodes from ``position`` on."""
-
-    position: int
-    value: Value
+from lapkernels.rules import Samples
+from lapkernels.rules.shared import is_shared, joined
 
 
 def cuts(plan: Plan) -> list[Cut]:
@@ -70,13 +59,16 @@ def pull_compressed(plan: Plan, columns: Columns, collector: Collector, budget: 
     allowed = default_budget(plan, size) if budget is None else budget
     entry, last = plan.trace.output, len(plan.sample_nodes)
     count, chunk, local = columns.count, columns.chunk, columns.local()
-    whole = None if local is None else local_layout(plan, Section.whole(plan))
-    for cut in [*chosen_cuts(plan, count, whole), None]:
+    shared = columns.shared
+    way = way_of(plan, columns, local is not None, allowed)
+    if not way.windows:
+        local = None
+    for cut in [*way.cuts, None]:
         first = 0 if cut is None else cut.position
         section = Section(first, last, entry, None if cut is None else cut.value)
         layout = None if local is None else local_layout(plan, section)
         if layout is None or local is None:
-            parts = _chunks(plan, section, count, chunk, collector, allowed)
+            parts = _chunks(plan, section, count, chunk, shared, collector, allowed)
         else:
             parts = pull_local(plan, layout, section, local, collector, allowed)
         compressed = None
@@ -86,7 +78,19 @@ def pull_compressed(plan: Plan, columns: Columns, collector: Collector, budget: 
         if cut is None or compressed is None:
             return
         entry, last, count, local = cut.value, cut.position, compressed.shape[0], None
-        chunk = partial(_rows, compressed)
+        chunk, shared = partial(_rows, compressed), is_shared(compressed)
+
+
+def way_of(plan: Plan, columns: Columns, images: bool, budget: int) -> Way:
+    """The cheapest way back for these columns, which may start at pixels of ``images``."""
+    return chosen_way(
+        plan,
+        cuts(plan),
+        columns.count,
+        layout=local_layout(plan, Section.whole(plan)) if images else None,
+        shared=columns.shared,
+        budget=budget,
+    )
 
 
 def _rows(columns: Tensor, first: int, last: int) -> Tensor:
@@ -98,12 +102,13 @@ def _chunks(
     section: Section,
     count: int,
     chunk: Callable[[int, int], Tensor],
+    shared: bool,
     collector: Collector,
     budget: int,
 ) -> Iterator[Tensor]:
     """Plain columns, a few at a time; yields them at the section's exit."""
     size = plan.trace.prediction.element_size()
-    for first, end in column_chunks(plan, count, budget, size, section):
+    for first, end in column_chunks(plan, count, budget, size, section, shared):
         part = pull_columns(plan, chunk(first, end), collector, section)
         if part is not None:
             yield part
@@ -112,63 +117,15 @@ def _chunks(
 def compress(s: Tensor, known: Tensor | None, value: Value) -> Tensor:
     """At most d columns with the second moment of ``s`` and ``known`` together, [r, *shape]."""
     assert value.samples is not None
-    both = s if known is None else torch.cat([known, s])
+    both = s if known is None else joined([known, s])
     parts = value.samples.split(both, 1)  # [V, N, *shape']
     rows = parts.flatten(2).transpose(0, 1)  # [N, V, d]
-    if parts.stride(1) == 0:
-        rows = rows[:1]
     if rows.shape[1] <= rows.shape[2]:
         return both
-    r = torch.linalg.qr(rows, mode="r").R  # [N, d, d]
-    columns = r.transpose(0, 1).expand(-1, parts.shape[1], -1)
+    once = parts.stride(1) == 0
+    r = torch.linalg.qr(rows[:1] if once else rows, mode="r").R  # [N, d, d]
+    columns = r.transpose(0, 1)
+    if once and value.samples == Samples(len(rows)):
+        return columns.unflatten(2, both.shape[2:]).expand(-1, *both.shape[1:])
+    columns = columns.expand(-1, len(rows), -1)
     return value.samples.join(columns.reshape(-1, *parts.shape[1:]), 1)
-
-
-def chosen_cuts(plan: Plan, count: int, layout: Layout | None) -> list[Cut]:
-    """The cuts to compress at for the least cost in all.
-
-    Up to the first cut columns may be windows, with the layout of the whole way back.
-    """
-    whole, windowed = [0.0], [0.0]
-    for position in range(len(plan.sample_nodes)):
-        cost = node_cost(plan, position)
-        whole.append(whole[-1] + cost)
-        windowed.append(windowed[-1] + cost * _share(plan, position, layout))
-    # Ways to have come to a cut: cost so far, columns from there on, its position, the cuts taken.
-    ways: list[tuple[float, int, int, list[Cut]]] = [(0.0, count, len(plan.sample_nodes), [])]
-    for cut in cuts(plan):
-        assert cut.value.samples is not None
-        samples = cut.value.samples.count
-        d = prod(cut.value.shape) // samples
-        arrived = []
-        for cost, v, last, taken in ways:
-            below = whole if taken else windowed
-            carried = v * (below[last] - below[cut.position])
-            compressed = QR_COST * v * d * d * samples
-            if v > d:
-                arrived.append((cost + carried + compressed, d, cut.position, [*taken, cut]))
-        if arrived:
-            ways.append(min(arrived, key=lambda way: way[0]))
-    rest = [way[0] + way[1] * (whole if way[3] else windowed)[way[2]] for way in ways]
-    return ways[rest.index(min(rest))][3]
-
-
-def _share(plan: Plan, position: int, layout: Layout | None) -> float:
-    """How much of an image the windows at a node's result are."""
-    value = plan.sample_nodes[position].outputs[0]
-    place = None if layout is None else layout.places.get(id(value))
-    return 1.0 if place is None else prod(place.width) / prod(value.shape[2:])
-
-
-def node_cost(plan: Plan, position: int) -> int:
-    """Multiply-adds of one column at a node: pulled back, and its share of the parameters."""
-    node = plan.sample_nodes[position]
-    cost = 0
-    for value in (*node.inputs, *node.outputs):
-        if value.active and value.samples is not None:
-            cost += prod(value.shape)
-    for use in node.rule.uses.values():
-        if isinstance(use, WeightUse):
-            products = prod(use.shape) * use.positions * use.count
-            cost += products if use.positions == 1 else 2 * products
-    return cost

@@ -18,8 +18,11 @@ from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.plan import Plan, Section, Share, Step
 from lapkernels.curvature.trace import Node
 from lapkernels.rules import MixesSamples, Unsupported, Use, row_chunks
+from lapkernels.rules.affine import linear_matrix
+from lapkernels.rules.choices import choice
 from lapkernels.rules.elementwise import FromOutput
-from lapkernels.rules.windows import Window
+from lapkernels.rules.shared import Scaled, is_shared
+from lapkernels.rules.windows import Window, derivatives
 
 
 class Collector(ABC):
@@ -32,6 +35,10 @@ class Collector(ABC):
     @abstractmethod
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         """The Jacobian [V, n, *shape] of a parameter for the samples in ``rows``."""
+
+    def scaled(self, share: Share, columns: Scaled) -> None:
+        """Columns that are the same for all samples up to a factor."""
+        self.share(share, columns.columns())
 
     def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
         """Columns as windows of images of this size, at the only use of a parameter."""
@@ -47,14 +54,22 @@ def pull_columns(
     """
     section = section or Section.whole(plan)
     at: dict[int, Tensor] = {id(section.entry): s}
+    scaled: dict[int, Scaled] = {}
     waiting: list[tuple[Node, int, Tensor]] = []
     for position in reversed(range(section.first, section.last)):
         node = plan.sample_nodes[position]
+        wanted = [value.active and value.samples is not None for value in node.inputs]
+        if position in scaled:
+            _add(at, node, _pull_scaled(plan, position, scaled[position], collector), wanted)
+            continue
         outs = [at.pop(id(value), None) for value in node.outputs]
         if all(out is None for out in outs):
             continue
+        below = plan.layer_below(position, section)
+        if below is not None and _scales(plan.sample_nodes[below], outs[0]):
+            scaled[below] = _scaled(node, outs[0])
+            continue
         hand_out(plan, position, outs, collector, waiting)
-        wanted = [value.active and value.samples is not None for value in node.inputs]
         if any(wanted):
             own = position in plan.overwrites and node.outputs[0] is not section.entry
             with naming(node):
@@ -62,6 +77,37 @@ def pull_columns(
             _add(at, node, parts, wanted)
     pull_weights(plan, waiting, s.shape[0], collector)
     return None if section.exit is None else at.get(id(section.exit))
+
+
+def _scales(layer: Node, s: Tensor | None) -> bool:
+    """Whether a layer's weight is scaled for each sample instead of the columns, which are more."""
+    matrix = linear_matrix(layer.rule)
+    if s is None or matrix is None or not is_shared(s):
+        return False
+    wanted = choice("scaled")
+    return 4 * len(s) >= matrix.shape[1] if wanted is None else wanted
+
+
+def _scaled(node: Node, s: Tensor | None) -> Scaled:
+    """Columns behind an activation, from those that are shared by all samples."""
+    assert s is not None
+    wanted = [value.active and value.samples is not None for value in node.inputs]
+    with naming(node):
+        (factor,) = (d for d in derivatives(node.rule, s.shape[1:], s, wanted) if d is not None)
+    return Scaled(s[:, 0], factor)
+
+
+def _pull_scaled(
+    plan: Plan, position: int, columns: Scaled, collector: Collector
+) -> list[Tensor | None]:
+    node = plan.sample_nodes[position]
+    for index in node.rule.uses:
+        with naming(node):
+            collector.scaled(plan.shares[position, index], columns)
+    matrix = linear_matrix(node.rule)
+    assert matrix is not None
+    active = [value.active and value.samples is not None for value in node.inputs]
+    return [columns.product(matrix) if want else None for want in active]
 
 
 def _overwritten(node: Node, outs: list[Tensor | None]) -> list[Tensor | None]:

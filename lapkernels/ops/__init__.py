@@ -1,7 +1,7 @@
 """The kernel API: one file an op, with its formula, schema, reference and gradient."""
 
 from lapkernels.ops._library import OPS
-from lapkernels.ops._zeros import mostly_zero
+from lapkernels.ops._zeros import can_skip_zeros, mostly_zero
 from lapkernels.ops.conv_input import conv_input
 from lapkernels.ops.gaussian_kl import gaussian_kl
 from lapkernels.ops.geometry import Geometry
@@ -24,6 +24,7 @@ from lapkernels.ops.window_pull import window_pull
 from lapkernels.ops.window_squared_sum import window_squared_sum
 
 __all__ = [
+    "can_skip_zeros",
     "ACTIVATIONS",
     "OPS",
     "Geometry",

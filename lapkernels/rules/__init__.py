@@ -30,7 +30,7 @@ from lapkernels.rules.rule import (
     register_rule,
     rule_names,
 )
-from lapkernels.rules.samples import MixesSamples, Samples, follow
+from lapkernels.rules.samples import MixesSamples, Samples, follow, row_chunks
 from lapkernels.rules.uses import (
     CopyUse,
     EmbeddingUse,
@@ -39,7 +39,6 @@ from lapkernels.rules.uses import (
     ScaleUse,
     Use,
     WeightUse,
-    row_chunks,
 )
 
 __all__ = [

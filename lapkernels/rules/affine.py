@@ -10,10 +10,12 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
+from lapkernels.rules.choices import skips_zeros
 from lapkernels.rules.elementwise import sum_to_shape
 from lapkernels.rules.embedding import whole_weight
 from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.samples import MixesSamples, Samples, elementwise
+from lapkernels.rules.shared import shared_product
 from lapkernels.rules.uses import (
     OwnEntriesUse,
     ProductUse,
@@ -55,10 +57,14 @@ class Product(Rule):
 
 @register_rule("aten::mm")
 class MatrixProduct(Product):
-    """Samples are rows of a, or columns of b; the other matrix may be a weight."""
+    """Samples are rows of a, or columns of b; the other matrix may be a weight.
+
+    ``rows_only`` says that b is the same for all samples.
+    """
 
     def __init__(self, call: Call, a: Operand, b: Operand) -> None:
         super().__init__(a, b)
+        self.rows_only = b.samples is None
         if a.samples is not None and b.samples is not None:
             if call.count > 1:
                 raise MixesSamples("both matrices depend on the sample")
@@ -81,7 +87,7 @@ class MatrixProduct(Product):
         (one,) = s
         assert one is not None
         (_, second) = super().columns(s, [False, wanted[1]])
-        return [_shared_rows(one, self.b.tensor.mT) if wanted[0] and self.b else None, second]
+        return [shared_product(one, self.b.tensor.mT) if wanted[0] and self.b else None, second]
 
 
 @register_rule("aten::bmm")
@@ -246,7 +252,7 @@ class Convolution(Rule):
         if not wanted[0] or one is None or self.weight is None:
             return [None] * len(wanted)
         layer = (self.weight.tensor, self.input_size, self.geometry)
-        if ops.mostly_zero(one, self.geometry):
+        if skips_zeros(one, self.geometry):
             value = ops.sparse_conv_input(one, *layer)
         else:
             value = ops.conv_input(one.flatten(0, 1), *layer).unflatten(0, one.shape[:2])
@@ -260,11 +266,12 @@ class Convolution(Rule):
         return [value, *[None] * (len(wanted) - 1)]
 
 
-def _shared_rows(s: Tensor, matrix: Tensor) -> Tensor:
-    """s @ matrix for columns [V, rows, O]; rows that are one and the same are multiplied once."""
-    if s.stride(1) == 0 and s.shape[1] > 1:
-        return (s[:, :1] @ matrix).expand(-1, s.shape[1], -1)
-    return s @ matrix
+def linear_matrix(rule: Rule) -> Tensor | None:
+    """W [O, I] of a rule for x -> x Wᵀ with samples in the rows of x; None for any other rule."""
+    product = rule.product if isinstance(rule, AffineProduct) else rule
+    if not isinstance(product, MatrixProduct) or not product.rows_only or product.b is None:
+        return None
+    return product.b.tensor.mT
 
 
 def _rows(samples: Samples, dim: int) -> Samples:

@@ -20,10 +20,9 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
-from lapkernels.rules.samples import Samples, per_sample, spread, units
-
-# Entries of G that are in memory at a time where a sum needs G itself.
-CHUNK = 1 << 20
+from lapkernels.rules.choices import skips_zeros
+from lapkernels.rules.gram import gram_squared_sum, takes_gram
+from lapkernels.rules.samples import Samples, per_sample, row_chunks, spread, units
 
 
 class Use(ABC):
@@ -62,13 +61,6 @@ class Use(ABC):
     def _chunks(self, s: Tensor) -> Iterator[tuple[slice, Tensor]]:
         for rows in row_chunks(self.count, s.shape[0] * prod(self.shape)):
             yield rows, self.jacobian(s, rows)
-
-
-def row_chunks(count: int, entries: int) -> Iterator[slice]:
-    """Slices of samples such that ``entries`` numbers for each stay within ``CHUNK``."""
-    step = max(1, CHUNK // max(1, entries))
-    for first in range(0, count, step):
-        yield slice(first, min(first + step, count))
 
 
 @dataclass(frozen=True)
@@ -124,9 +116,18 @@ class WeightUse(Use):
             same = entry.stride(1) == 0
             m = (entry[:, :1] if same else entry).square().sum(0).expand(entry.shape[1:])
             return self.stored(m[:, 0].mT @ self.x()[:, 0].square())
-        sparse = ops.mostly_zero(entry, self.geometry)
+        if self.takes_gram(len(entry)):
+            return self.stored(gram_squared_sum(entry, self.x(), self.geometry))
+        sparse = skips_zeros(entry, self.geometry)
         squared_sum = ops.sparse_squared_sum if sparse else ops.jacobian_squared_sum
         return self.stored(squared_sum(entry, self.x(), self.geometry))
+
+    def takes_gram(self, columns: int) -> bool:
+        """Whether sums of squares over so many columns go through Gram matrices."""
+        if self.geometry.transposed:
+            return False
+        features = prod(self.shape[1:])
+        return takes_gram(columns, self.positions, self.shape[0], features)
 
     def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
         entry = self.canonical(variance)
@@ -165,6 +166,9 @@ class ScaleUse(Use):
         return sums.reshape(*sums.shape[:2], *self.shape)
 
     def squared_sum(self, s: Tensor) -> Tensor:
+        if self.factor is None and s.dim() > 1 and self.samples.split(s, 1).stride(1) == 0:
+            # Columns that are the same for all samples.
+            return self.count * self.jacobian(s, slice(0, 1)).square().sum((0, 1))
         return self.jacobian(s).square().sum((0, 1))
 
     def squared(self, m: Tensor) -> Tensor:

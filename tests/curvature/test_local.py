@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature import local, sections
+from lapkernels.rules.choices import forced
 from tests.curvature import oracle
 
 
@@ -145,35 +145,33 @@ def assert_same(found: lk.Diagonal, expected: dict[str, Tensor]) -> None:
 
 
 def test_windows_give_the_exact_diagonal(
-    network: tuple[nn.Module, Tensor], budget: int | None, monkeypatch: pytest.MonkeyPatch
+    network: tuple[nn.Module, Tensor], budget: int | None
 ) -> None:
     model, x = network
     jacobians, _ = oracle.jacobians(model, x)
     expected = {name: j.square().sum((0, 1)) for name, j in jacobians.items()}
-    monkeypatch.setattr(local, "LEAST_SAVING", 0.0)
-    assert_same(lk.diag(model, x, memory_budget=budget), expected)
+    with forced(windows=True):
+        assert_same(lk.diag(model, x, memory_budget=budget), expected)
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "categorical"])
 @pytest.mark.parametrize("build", [five, no_activation], ids=["two-channels", "one-channel"])
-def test_windows_of_other_likelihoods(
-    build: Callable[[], nn.Module], likelihood: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_windows_of_other_likelihoods(build: Callable[[], nn.Module], likelihood: str) -> None:
     torch.manual_seed(0)
     model = build().double()
     x = torch.randn(2, 2 if build is five else 1, 7, 6, dtype=torch.float64)
-    monkeypatch.setattr(local, "LEAST_SAVING", float("inf"))
-    monkeypatch.setattr(sections, "QR_COST", float("inf"))
-    plain = lk.diag(model, x, likelihood)
-    monkeypatch.setattr(local, "LEAST_SAVING", 0.0)
-    assert_same(lk.diag(model, x, likelihood), dict(plain))
+    with forced(windows=False, compressed=False):
+        plain = lk.diag(model, x, likelihood)
+    with forced(windows=True):
+        assert_same(lk.diag(model, x, likelihood), dict(plain))
 
 
-def test_kronecker_factors_and_blocks_take_windows_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kronecker_factors_and_blocks_take_windows_too() -> None:
     model, x = five().double(), torch.randn(2, 2, 6, 6, dtype=torch.float64)
-    plain = lk.kron(model, x, method="exact")
-    monkeypatch.setattr(local, "LEAST_SAVING", 0.0)
-    windowed = lk.kron(model, x, method="exact")
+    with forced(windows=False):
+        plain = lk.kron(model, x, method="exact")
+    with forced(windows=True):
+        windowed = lk.kron(model, x, method="exact")
     for name in plain:
         torch.testing.assert_close(windowed.dense(name), plain.dense(name), rtol=1e-12, atol=1e-12)
 

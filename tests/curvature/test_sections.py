@@ -8,7 +8,9 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from lapkernels.curvature import sections
+from lapkernels.curvature.cost import chosen_way
 from lapkernels.curvature.passes import passes
+from lapkernels.rules.choices import forced
 from tests.curvature import oracle
 
 
@@ -25,15 +27,15 @@ def autoencoder(*widths: int, activation: type[nn.Module] = nn.Tanh) -> nn.Seque
 
 
 @pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-@pytest.mark.parametrize("cost", [0.0, 4.0, float("inf")], ids=["everywhere", "default", "nowhere"])
+@pytest.mark.parametrize("choices", [{"compressed": True}, {}, {"compressed": False}])
 def test_compression_keeps_the_diagonal(
-    activation: type[nn.Module], cost: float, monkeypatch: pytest.MonkeyPatch
+    activation: type[nn.Module], choices: dict[str, bool]
 ) -> None:
     torch.manual_seed(0)
     model = autoencoder(9, 6, 2, 6, 9, activation=activation)
     x = torch.randn(4, 9, dtype=torch.float64)
-    monkeypatch.setattr(sections, "QR_COST", cost)
-    diagonal = lk.diag(model, x)
+    with forced(**choices):
+        diagonal = lk.diag(model, x)
     for name, value in expected_of(model, x).items():
         torch.testing.assert_close(diagonal[name], value, rtol=1e-10, atol=1e-14)
 
@@ -41,8 +43,8 @@ def test_compression_keeps_the_diagonal(
 def cuts_of(model: nn.Module, x: Tensor, count: int) -> list[int]:
     _, batches = passes(model, x)
     (one,) = batches
-    chosen = sections.chosen_cuts(one.plan, count, None)
-    return [cut.value.shape[1] for cut in chosen]
+    way = chosen_way(one.plan, sections.cuts(one.plan), count, budget=1 << 24)
+    return [cut.value.shape[1] for cut in way.cuts]
 
 
 def test_the_narrowest_value_is_cut() -> None:
@@ -71,9 +73,7 @@ def test_a_skip_around_the_bottleneck_leaves_nothing_to_cut_there() -> None:
         torch.testing.assert_close(diagonal[name], value, rtol=1e-10, atol=1e-14)
 
 
-def test_a_layer_used_on_both_sides_of_a_bottleneck_forbids_the_cut(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_layer_used_on_both_sides_of_a_bottleneck_forbids_the_cut() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -85,9 +85,9 @@ def test_a_layer_used_on_both_sides_of_a_bottleneck_forbids_the_cut(
 
     torch.manual_seed(0)
     model, x = Tied().double(), torch.randn(3, 8, dtype=torch.float64)
-    monkeypatch.setattr(sections, "QR_COST", 0.0)
-    assert cuts_of(model, x, 8) == []
-    diagonal = lk.diag(model, x)
+    with forced(compressed=True):
+        assert cuts_of(model, x, 8) == []
+        diagonal = lk.diag(model, x)
     for name, value in expected_of(model, x).items():
         torch.testing.assert_close(diagonal[name], value, rtol=1e-10, atol=1e-14)
 

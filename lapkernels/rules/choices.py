@@ -1,0 +1,53 @@
+"""Ways to the same numbers that differ in cost alone, and how to force one of them.
+
+compressed   fewer columns behind a bottleneck
+windows      columns of an image carried as windows of it
+scaled       weights scaled for each sample, where columns are the same for all
+sparse       zeros that all columns share are skipped
+gram         sums of squares through the Gram matrices of positions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from lapkernels import ops
+from lapkernels.ops import Geometry
+
+Choice = Literal["compressed", "windows", "scaled", "sparse", "gram"]
+
+_forced: ContextVar[Mapping[str, bool] | None] = ContextVar("lapkernels_choices", default=None)
+
+
+@contextmanager
+def forced(**choices: bool) -> Iterator[None]:
+    """Take ways wherever there are any (True), or nowhere (False), whatever they cost.
+
+    For tests, and for benchmarks of the choice that is made otherwise.
+    """
+    unknown = set(choices) - set(get_args(Choice))
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} are no choices: there are {get_args(Choice)}")
+    token = _forced.set({**(_forced.get() or {}), **choices})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choice(kind: Choice) -> bool | None:
+    """Whether a way is forced, or forbidden, or left to its cost (None)."""
+    return (_forced.get() or {}).get(kind)
+
+
+def skips_zeros(s: Tensor, geometry: Geometry) -> bool:
+    """Whether zeros that columns ``s`` [V, N, O, *out] share are skipped in a layer."""
+    wanted = choice("sparse")
+    if wanted is None:
+        return ops.mostly_zero(s, geometry)
+    return wanted and ops.can_skip_zeros(s, geometry)
