@@ -1,0 +1,81 @@
+"""The exact diagonal with every choice forced, against what the cost model chooses.
+
+python -m benchmarks.choices --out docs/measured/choices.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import get_args
+
+import torch
+
+import lapkernels as lk
+from benchmarks.document import table, write
+from benchmarks.networks import AUTOENCODERS, CLASSIFIERS, NetworkSize, Problem, make
+from benchmarks.report import duration
+from lapkernels.rules.choices import Choice, forced
+
+# Sizes at which plain columns still end within seconds.
+SIZES = [
+    *(*CLASSIFIERS, *AUTOENCODERS, NetworkSize("unet", 32, 1)),
+    *(NetworkSize("conv5", 32, 1), NetworkSize("conv5", 64, 1)),
+]
+WAYS: dict[str, dict[str, bool]] = {
+    f"{kind} {'everywhere' if wanted else 'nowhere'}": {kind: wanted}
+    for kind in get_args(Choice)
+    for wanted in (True, False)
+}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/measured/choices.md"))
+    parser.add_argument("--seconds", type=float, default=4.0, help="of rounds for each network")
+    parser.add_argument("--networks", nargs="*", help="names of sizes, all by default")
+    arguments = parser.parse_args(argv)
+    rows = []
+    for size in SIZES:
+        if arguments.networks is None or str(size) in arguments.networks:
+            rows.append(row(str(size), measured(size, arguments.seconds)))
+    head = ["network", "chosen", *WAYS, "chosen / best"]
+    command = "python -m benchmarks.choices"
+    write(arguments.out, "Choices of the exact diagonal", command, table(head, rows))
+
+
+def measured(size: NetworkSize, seconds: float) -> dict[str, float]:
+    """Least seconds of each way, in interleaved rounds."""
+    (problem,) = make(size, torch.device("cpu"))
+    calls = {"chosen": _call(problem, {}), **{k: _call(problem, w) for k, w in WAYS.items()}}
+    for call in calls.values():
+        call()
+    found: dict[str, float] = {}
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(found) < len(calls):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            call()
+            found[name] = min(found.get(name, float("inf")), time.perf_counter() - start)
+    return found
+
+
+def _call(problem: Problem, choices: Mapping[str, bool]) -> Callable[[], None]:
+    def call() -> None:
+        with forced(**choices):
+            lk.diag(problem.model, problem.x, problem.likelihood)
+
+    return call
+
+
+def row(name: str, found: Mapping[str, float]) -> list[str]:
+    """Times of all ways, and that of the chosen one over the best."""
+    ratio = found["chosen"] / min(found.values())
+    return [name, *(duration(value) for value in found.values()), f"{ratio:.2f}"]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Where the time goes: recording, and families of ops, against the machine's measured peaks.
+
+python -m benchmarks.profile --out docs/measured/profiles.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.autograd.profiler_util import FunctionEvent
+from torch.profiler import ProfilerActivity, profile
+
+import lapkernels as lk
+from benchmarks.document import table, write
+from benchmarks.networks import AUTOENCODERS, CLASSIFIERS, UNETS, NetworkSize, Problem, make
+from benchmarks.report import duration
+from lapkernels.curvature.passes import passes
+
+SIZES = [*CLASSIFIERS, *AUTOENCODERS, *UNETS, NetworkSize("conv5", 32, 1)]
+SIZES.append(NetworkSize("conv5", 128, 4))
+QUANTITIES: dict[str, Callable[[Problem], Any]] = {
+    "diag exact": lambda p: lk.diag(p.model, p.x, p.likelihood, method="exact"),
+    "diag mc": lambda p: lk.diag(p.model, p.x, p.likelihood, method="mc"),
+    "diag approx": lambda p: lk.diag(p.model, p.x, p.likelihood, method="approx"),
+    "kron exact": lambda p: lk.kron(p.model, p.x, p.likelihood, method="exact"),
+    "kron mc": lambda p: lk.kron(p.model, p.x, p.likelihood, method="mc"),
+    "predictive variance": lambda p: lk.predictive_variance(p.model, p.x, p.variance),
+}
+# Outputs beyond which a column for each is left out.
+MOST_OUTPUTS = 5000
+# By family, how the names of its ops begin; the first that fits has the op.
+FAMILIES = {
+    "our kernels": ("lapkernels",),
+    "products": ("aten::mm", "aten::bmm", "aten::addmm", "aten::baddbmm", "aten::addmv"),
+    "convolutions": (
+        *("aten::mkldnn_convolution", "aten::_convolution", "aten::convolution"),
+        *("aten::conv", "aten::thnn", "aten::slow_conv"),
+    ),
+    "decompositions": ("aten::linalg", "aten::geqrf"),
+    "entries": ("aten::",),
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """Seconds, floating point operations and bytes of all its ops, as far as they are known."""
+
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes: float = 0.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/measured/profiles.md"))
+    parser.add_argument("--networks", nargs="*", help="names of sizes, all by default")
+    arguments = parser.parse_args(argv)
+    flops, copied = peaks()
+    head = ["network", "time", "recording", "Python", *FAMILIES]
+    head += ["products, GFLOP/s", "convolutions, GFLOP/s", "entries, GB/s"]
+    parts = [
+        f"Peaks, measured: {flops / 1e9:.0f} GFLOP/s of a matrix product of 1024³, "
+        f"{copied / 1e9:.1f} GB/s of a copy (read and written). Shares are of the time of a call; "
+        "recording is the forward pass with its rules, and lies in the other shares too.",
+        "",
+    ]
+    for name, quantity in QUANTITIES.items():
+        rows = []
+        for size in SIZES:
+            chosen = arguments.networks is None or str(size) in arguments.networks
+            if chosen and (size.outputs <= MOST_OUTPUTS or name not in ("predictive variance",)):
+                rows.append(row(size, quantity))
+        parts += [f"## {name}", "", *table(head, rows), ""]
+    write(arguments.out, "Where the time goes", "python -m benchmarks.profile", parts)
+
+
+def row(size: NetworkSize, quantity: Callable[[Problem], Any]) -> list[str]:
+    """A network's time and its shares."""
+    (problem,) = make(size, torch.device("cpu"))
+    whole = least(lambda: quantity(problem))
+    recording = least(lambda: list(passes(problem.model, problem.x)[1]))
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_flops=True) as found:
+        start = time.perf_counter()
+        quantity(problem)
+        profiled = time.perf_counter() - start
+    families = sums(found.events() or ())
+    inside = sum(family.seconds for family in families.values())
+    shares = [recording / whole, max(0.0, 1 - inside / profiled)]
+    shares += [families[name].seconds / profiled for name in FAMILIES]
+    rates = [_rate(families[name], "flops") for name in ("products", "convolutions")]
+    cells = [f"{share:.0%}" for share in shares]
+    return [str(size), duration(whole), *cells, *rates, _rate(families["entries"], "bytes")]
+
+
+def sums(events: Sequence[FunctionEvent]) -> dict[str, Family]:
+    """Ops by family: their own time, and what the profiler knows of their work."""
+    found = dict.fromkeys(FAMILIES, Family())
+    for event in events:
+        name = next((k for k, starts in FAMILIES.items() if event.name.startswith(starts)), None)
+        if name is not None:
+            known = found[name]
+            shapes: Any = event.input_shapes or ()
+            moved = 4 * sum(prod(shape) for shape in shapes if shape)
+            own = event.self_cpu_time_total / 1e6
+            found[name] = Family(
+                known.seconds + own, known.flops + (event.flops or 0), known.bytes + moved
+            )
+    return found
+
+
+def _rate(family: Family, what: str) -> str:
+    if family.seconds == 0:
+        return ""
+    return f"{getattr(family, what) / family.seconds / 1e9:.3g}"
+
+
+def peaks() -> tuple[float, float]:
+    """Floating point operations and bytes a second."""
+    a = torch.randn(1024, 1024)
+    big = torch.randn(1 << 24)
+    other = torch.empty_like(big)
+    return 2 * 1024**3 / least(lambda: a @ a), 8 * big.numel() / least(lambda: other.copy_(big))
+
+
+def least(call: Callable[[], Any], seconds: float = 1.0) -> float:
+    """Least time of calls over about a second, three at least."""
+    call()
+    times = []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times) < 3:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+if __name__ == "__main__":
+    main()
