@@ -10,7 +10,7 @@ from lapkernels.curvature.trace import Value
 from lapkernels.rules.affine import linear_matrix
 
 # Shared columns are many and small: in chunks of so many bytes they stay in cache.
-CACHE = 1 << 22
+CACHE = 3 << 21
 
 
 def widest(plan: Plan, section: Section | None = None, shared: int = 0) -> int:

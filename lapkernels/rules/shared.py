@@ -19,8 +19,6 @@ from lapkernels.rules.uses import ScaleUse, Use, WeightUse
 
 # Rows that are multiplied together: large enough for a matrix product, small enough to skip zeros.
 BLOCK = 64
-# Scaled weights are made for so many times fewer samples than fit a chunk: they stay in cache.
-INNER = 4
 
 
 @dataclass(frozen=True)
@@ -46,11 +44,14 @@ class Scaled:
         """s @ matrix [F, J], as [V, N, J]."""
         count, features = self.factor.shape
         out = self.rows.new_empty(len(self.rows), count, matrix.shape[1])
-        for samples in row_chunks(count, INNER * matrix.numel()):
+        weight, room = matrix.contiguous().unsqueeze(1), None
+        for samples in row_chunks(count, matrix.numel()):
             factor = self.factor[samples].mT.contiguous().unsqueeze(2)
-            scaled = (factor * matrix.contiguous().unsqueeze(1)).reshape(features, -1)
+            if room is None or room.shape[1] != factor.shape[1]:
+                room = factor.new_empty(features, factor.shape[1], matrix.shape[1])
+            scaled = torch.mul(factor, weight, out=room)
             part = out.flatten(1)[:, samples.start * out.shape[2] : samples.stop * out.shape[2]]
-            multiply(self.rows, scaled, part)
+            multiply(self.rows, scaled.flatten(1), part)
         return out
 
 
