@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
+from importlib.metadata import version
 
 import numpy
 import torch
 
 import lapkernels
-from lapkernels.kernels import NATIVE, OpReport, current_backend, report, simd_level
+from lapkernels.kernels import NATIVE, OpReport, current_backend, report, simd_level, triton
 from lapkernels.kernels.native import build_record, cuda_ops
 from lapkernels.ops import OPS
 
@@ -33,6 +34,7 @@ def facts() -> list[str]:
         "backend": current_backend(),
         "library": str(NATIVE.path) if NATIVE.path else f"not loaded: {NATIVE.reason}",
         "CUDA kernels": f"{len(cuda_ops())} ops" if cuda_ops() else "not built",
+        "triton": _triton(),
         "SIMD level": simd_level() or "not known without the library",
     }
     if record is None:
@@ -43,6 +45,13 @@ def facts() -> list[str]:
         rows["flags"] = " ".join(record["flags"])
     width = max(map(len, rows))
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+def _triton() -> str:
+    reason = triton.absent()
+    if reason is not None:
+        return reason
+    return version("triton") + (", interpreted" if triton.interpreted() else "")
 
 
 def op_table(rows: list[OpReport]) -> list[str]:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 
 def pytest_configure() -> None:
-    """One thread in each process: tests run in parallel, and their tensors are small."""
+    """One thread in each process: tests run in parallel, and their tensors are small.
+
+    Without a CUDA device Triton kernels run in Triton's interpreter, which is chosen at import.
+    """
     torch.set_num_threads(1)
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

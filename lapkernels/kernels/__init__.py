@@ -1,5 +1,6 @@
-"""Which implementation of an op runs: the compiled one, or the reference in pure torch."""
+"""Which implementation of an op runs: a compiled kernel, a Triton kernel, or the reference."""
 
+from lapkernels.kernels import triton
 from lapkernels.kernels.native import NATIVE, simd_level
 from lapkernels.kernels.selector import (
     BACKENDS,
@@ -18,5 +19,6 @@ __all__ = [
     "current_backend",
     "report",
     "simd_level",
+    "triton",
     "use_backend",
 ]

@@ -2,11 +2,13 @@
 
 The backends, of which one is in force at any time:
 
-    auto        the compiled kernel where there is one for the tensors at hand, torch's own library
-                where an op says that it is faster, else the reference
+    auto        the first kernel that is made for the tensors at hand, compiled before Triton,
+                torch's own library where an op says that it is faster, else the reference
     reference   always the pure-torch formula
     cpp         the compiled C++ kernel, for tensors on the CPU; others raise
     cuda        the compiled CUDA kernel, for tensors on a GPU; others raise
+    triton      the Triton kernel, for tensors on a GPU, and in Triton's interpreter for tensors on
+                the CPU; others raise
 
 No kernel sees empty tensors, nor calls inside torch.func or forward mode: those are the
 reference's. The start value is the environment variable LAPKERNELS_BACKEND, or auto.
@@ -26,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.kernels import triton
 from lapkernels.kernels.native import NATIVE, cuda_ops, native_op
 
 DTYPES = (torch.float32, torch.float64)
@@ -43,6 +46,7 @@ class Kernels:
 KERNELS = {
     "cpp": Kernels("cpu", DTYPES),
     "cuda": Kernels("cuda", (*DTYPES, torch.float16, torch.bfloat16)),
+    "triton": Kernels("cuda", triton.DTYPES),
 }
 BACKENDS = ("auto", "reference", *KERNELS)
 
@@ -95,7 +99,7 @@ _cuda_ops = functools.cache(cuda_ops)
 
 
 def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
-    """The compiled kernel of `op` for these tensors, or None if the reference is to serve.
+    """The kernel of `op` for these tensors, or None if the reference is to serve.
 
     An argument that is None (an optional tensor left out) puts no condition on the kernel.
     Raises RuntimeError, with the reason, if a backend with kernels is forced and cannot serve.
@@ -109,17 +113,25 @@ def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
             raise RuntimeError(
                 f"the backend {backend!r} is forced, but cannot serve {op}: {reason}"
             )
-        return _native_op(op)
-    for name in KERNELS:
-        if why_not(name, op, tensors) is None:
-            return _native_op(op)
+        return _kernel(backend, op)
+    device = next((tensor.device.type for tensor in tensors if tensor is not None), "cpu")
+    for name, kernels in KERNELS.items():
+        # Triton on cpu is its interpreter, which nobody wants unasked.
+        if kernels.device == device and why_not(name, op, tensors) is None:
+            return _kernel(name, op)
     if NATIVE.path is None:
         _warn_that_reference_serves()
     return None
 
 
+def _kernel(backend: str, op: str) -> Callable[..., Any] | None:
+    return triton.triton_op(op) if backend == "triton" else _native_op(op)
+
+
 def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str | None:
     """Why a backend with kernels does not serve this op on these tensors, or None if it does."""
+    if backend == "triton":
+        return triton.why_not(op, tensors)
     if NATIVE.path is None:
         return NATIVE.reason
     if _native_op(op) is None:
@@ -183,6 +195,8 @@ def _report_one(op: str, device: str) -> OpReport:
     forced = _backend.get()
     reasons = {name: _why_not_on(name, op, device) for name in KERNELS}
     if forced == "auto":
+        if device == "cpu" and reasons["triton"] is None:
+            reasons["triton"] = "the interpreter is for tests: use_backend('triton') forces it"
         serving = next((name for name in KERNELS if reasons[name] is None), "reference")
         others = f"the backend {serving!r} serves"
     else:
@@ -198,5 +212,7 @@ def _report_one(op: str, device: str) -> OpReport:
 
 def _why_not_on(backend: str, op: str, device: str) -> str | None:
     """Why a backend does not serve an op on any tensors of this kind of device."""
+    if backend == "triton":
+        return why_not(backend, op) or triton.why_not_device(device)
     wanted = KERNELS[backend].device
     return why_not(backend, op) or (None if device == wanted else f"it is for {wanted}")

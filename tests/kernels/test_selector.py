@@ -14,7 +14,15 @@ from typing import Any
 import pytest
 import torch
 
-from lapkernels.kernels import BACKENDS, compiled, current_backend, report, selector, use_backend
+from lapkernels.kernels import (
+    BACKENDS,
+    compiled,
+    current_backend,
+    report,
+    selector,
+    triton,
+    use_backend,
+)
 from lapkernels.kernels.native import Native, load
 
 
@@ -163,7 +171,7 @@ def test_report(backend: str, serving: dict[str, str | None]) -> None:
         rows = [row for row in report(serving) if row.device == "cpu"]
     assert {row.op: row.backend for row in rows} == serving
     for row in rows:
-        assert set(row.reasons) == {"cpp", "cuda", "reference"} - {row.backend}
+        assert set(row.reasons) == {"cpp", "cuda", "triton", "reference"} - {row.backend}
         assert all(row.reasons.values())
 
 
@@ -195,6 +203,71 @@ def test_forced_cuda_refuses_tensors_of_the_cpu() -> None:
 def test_library_without_cuda_says_so() -> None:
     with use_backend("cuda"), pytest.raises(RuntimeError, match="built without CUDA"):
         compiled("known", torch.ones(2))
+
+
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton with the one op `known`, in its interpreter."""
+    monkeypatch.setattr(triton, "absent", lambda: None)
+    monkeypatch.setattr(triton, "interpreted", lambda: True)
+    monkeypatch.setattr(triton, "MODULES", {"known": "known"})
+    monkeypatch.setattr(triton, "triton_op", lambda op: other_kernel)
+
+
+def other_kernel(*arguments: Any) -> None:
+    """Stands for a Triton op."""
+
+
+@pytest.mark.usefixtures("library", "interpreter")
+def test_triton_is_interpreted_only_if_forced() -> None:
+    assert compiled("known", torch.ones(2)) is kernel
+    with use_backend("triton"):
+        assert compiled("known", torch.ones(2)) is other_kernel
+        assert compiled("known", torch.ones(2, dtype=torch.bfloat16)) is other_kernel
+    (row,) = report(["known"])
+    assert row.backend == "cpp" and "interpreter" in row.reasons["triton"]
+
+
+@pytest.mark.usefixtures("no_library", "interpreter")
+def test_triton_is_not_taken_for_the_missing_library() -> None:
+    with pytest.warns(UserWarning, match="it was left out"):
+        assert compiled("known", torch.ones(2)) is None
+
+
+NOT_TRITON = [
+    ("unknown", [torch.ones(2)], "no Triton kernel of that name"),
+    ("known", [torch.ones(2, dtype=torch.int64)], "dtype torch.int64"),
+    ("known", [torch.ones(2), torch.ones(2, dtype=torch.float16)], "are mixed"),
+    ("known", [torch.ones(2, device="meta")], "on meta"),
+]
+
+
+@pytest.mark.parametrize(("op", "tensors", "reason"), NOT_TRITON)
+@pytest.mark.usefixtures("interpreter")
+def test_triton_says_why_not(op: str, tensors: list[torch.Tensor], reason: str) -> None:
+    with use_backend("triton"), pytest.raises(RuntimeError, match=f"cannot serve {op}: .*{reason}"):
+        compiled(op, *tensors)
+
+
+def test_without_triton_or_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "absent", lambda: "triton is not installed")
+    with use_backend("triton"):
+        with pytest.raises(RuntimeError, match="jacobian_gram: triton is not installed"):
+            compiled("jacobian_gram", torch.ones(1), torch.ones(1))
+        monkeypatch.setattr(triton, "absent", lambda: None)
+        monkeypatch.setattr(triton, "interpreted", lambda: False)
+        with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
+            compiled("jacobian_gram", torch.ones(1), torch.ones(1))
+        (row,) = [row for row in report(["jacobian_gram"]) if row.device == "cpu"]
+        assert row.backend is None and "TRITON_INTERPRET" in row.reasons["triton"]
+
+
+@pytest.mark.usefixtures("library", "interpreter")
+def test_columns_in_both_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "MODULES", {"jacobian_gram": "jacobian_gram"})
+    both = torch.ones(2, 1, 1, 1)
+    with use_backend("triton"), pytest.raises(RuntimeError, match="both tensors depend"):
+        compiled("jacobian_gram", both, both)
 
 
 def test_load_reports_a_library_that_is_none(

@@ -8,12 +8,14 @@ import pytest
 import torch
 
 from lapkernels import use_backend
-from lapkernels.kernels import NATIVE
+from lapkernels.kernels import NATIVE, triton
 
 
 def _backend(name: str) -> Iterator[str]:
     if name == "cpp" and NATIVE.path is None:
         pytest.skip(f"no compiled library: {NATIVE.reason}")
+    if name == "triton" and (triton.absent() or triton.why_not_device("cpu")):
+        pytest.skip(f"no Triton kernels: {triton.absent() or triton.why_not_device('cpu')}")
     with use_backend(name):
         yield name
 
@@ -21,6 +23,12 @@ def _backend(name: str) -> Iterator[str]:
 @pytest.fixture(params=["reference", "cpp", "auto"])
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The backend in force: the reference, the compiled kernels, and the choice among all."""
+    yield from _backend(request.param)
+
+
+@pytest.fixture(params=["reference", "cpp", "triton", "auto"])
+def every_backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The same with Triton's interpreter, for ops that run few programs."""
     yield from _backend(request.param)
 
 

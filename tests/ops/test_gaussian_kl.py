@@ -27,7 +27,7 @@ def _brute(mean: list[Tensor], log_sigma: list[Tensor]) -> Tensor:
     return torch.stack(terms).sum()
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_equals_brute_force(dtype: torch.dtype) -> None:
     mean, log_sigma = many(dtype, 0), many(dtype, 1)
     found = gaussian_kl(mean, log_sigma, PRIOR)
@@ -41,7 +41,7 @@ def test_equals_brute_force(dtype: torch.dtype) -> None:
     assert_within(found, _brute(mean, log_sigma), tolerance)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_float32_is_accurate_over_many_terms() -> None:
     """Sums over a network's parameters must not drift: far below one rounding a term."""
     mean, log_sigma = [torch.randn(400_000)], [torch.randn(400_000) - 3]
@@ -49,7 +49,7 @@ def test_float32_is_accurate_over_many_terms() -> None:
     assert abs(float(gaussian_kl(mean, log_sigma, PRIOR)) - wanted) < 1e-5 * wanted
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_is_zero_at_the_prior_and_positive_elsewhere() -> None:
     mean = [torch.zeros(5, dtype=torch.float64)]
     at_prior = [torch.full((5,), PRIOR, dtype=torch.float64).log()]
@@ -58,7 +58,7 @@ def test_is_zero_at_the_prior_and_positive_elsewhere() -> None:
     assert gaussian_kl([mean[0] + 0.1], at_prior, PRIOR) > 0
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_gradient() -> None:
     mean = [torch.randn(3, 2, dtype=torch.float64), torch.randn(4, dtype=torch.float64)]
     log_sigma = [torch.randn_like(mu) for mu in mean]
@@ -68,7 +68,7 @@ def test_gradient() -> None:
     assert torch.autograd.gradgradcheck(run, inputs)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_bad_input() -> None:
     mean = [torch.ones(3), torch.ones(2)]
     for prior in (0.0, -1.0, float("nan")):

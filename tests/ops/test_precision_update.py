@@ -11,7 +11,7 @@ from tests.ops.layouts import BUFFERS
 from tests.ops.lists import many
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_updates_every_list_entry(dtype: torch.dtype) -> None:
     precision, diagonal = many(dtype, 5, positive=True), many(dtype, 6)
     before = [h.clone() for h in precision]
@@ -26,7 +26,7 @@ def test_updates_every_list_entry(dtype: torch.dtype) -> None:
         assert torch.equal(d, same)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_is_exact_on_integers(dtype: torch.dtype) -> None:
     precision = [(h * 4).round() for h in many(dtype, 7)]
     diagonal = [(d * 4).round() for d in many(dtype, 8)]
@@ -36,7 +36,7 @@ def test_is_exact_on_integers(dtype: torch.dtype) -> None:
         assert_same(h, value, empty=not h.numel())
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_scale_is_one_by_default() -> None:
     precision = [torch.full((3,), 8.0)]
     precision_update(precision, [torch.full((3,), 2.0)], 0.5)
@@ -44,7 +44,7 @@ def test_scale_is_one_by_default() -> None:
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_writes_nowhere_else(buffer: str) -> None:
     target = BUFFERS[buffer](torch.ones(5, 7))
     target.view.fill_(4.0)
@@ -53,14 +53,14 @@ def test_writes_nowhere_else(buffer: str) -> None:
     target.assert_untouched_outside()
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_no_decay_means_the_old_content_is_not_read() -> None:
     precision = [torch.full((5,), float("nan"))]
     precision_update(precision, [torch.ones(5)], 0.0, 2.0)
     assert_same(precision[0], torch.full((5,), 2.0))
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_bad_input() -> None:
     three = torch.ones(3)
     with pytest.raises(ValueError, match=r"diagonal\[0\]"):

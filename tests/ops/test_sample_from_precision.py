@@ -15,7 +15,7 @@ def _seeded(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_equals_the_formula_on_the_same_noise(dtype: torch.dtype) -> None:
     mean, precision = many(dtype, 9), many(dtype, 10, positive=True)
     kept = [t.clone() for t in (*mean, *precision)]
@@ -34,7 +34,7 @@ def test_equals_the_formula_on_the_same_noise(dtype: torch.dtype) -> None:
     assert all(torch.equal(a, b) for a, b in zip(kept, (*mean, *precision), strict=True))
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_a_seed_gives_a_sample_again() -> None:
     mean, precision = many(torch.float32, 9), many(torch.float32, 10, positive=True)
     first, again, other = (
@@ -44,7 +44,7 @@ def test_a_seed_gives_a_sample_again() -> None:
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_moments() -> None:
     """Mean and variance of n numbers: within six of their standard errors, given the seed."""
     n, mu, variance = 200_000, 1.5, 9 / (3.0 + 1.0)
@@ -56,7 +56,7 @@ def test_moments() -> None:
     assert abs(float(value.var()) - variance) < 6 * variance * (2 / n) ** 0.5
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_gradient() -> None:
     mean = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     precision = (torch.rand(3, 2, dtype=torch.float64) + 0.5).requires_grad_()
@@ -70,7 +70,7 @@ def test_gradient() -> None:
 
 
 @pytest.mark.parametrize("bad", [0.0, -2.0, float("nan")])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_precision_must_be_positive(bad: float) -> None:
     mean, precision = [torch.zeros(2), torch.zeros(3)], [torch.ones(2), torch.ones(3)]
     precision[1][2] = bad
@@ -78,13 +78,13 @@ def test_precision_must_be_positive(bad: float) -> None:
         sample_from_precision(mean, precision)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_prior_may_make_it_positive() -> None:
     (value,) = sample_from_precision([torch.zeros(4)], [torch.zeros(4)], prior_precision=2.0)
     assert value.isfinite().all() and value.any()
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"precision\[0\]"):
         sample_from_precision([torch.ones(3)], [torch.ones(4)])

@@ -51,7 +51,7 @@ def test_every_activation_is_tested() -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (2, 3, 7, 9), (4099,)])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_equals_brute_force(activation: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(sum(shape))
     m, z = (torch.randn(shape, dtype=dtype, generator=generator) for _ in range(2))
@@ -60,7 +60,7 @@ def test_equals_brute_force(activation: str, shape: tuple[int, ...], dtype: torc
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_far_out_and_at_the_kink(activation: str, dtype: torch.dtype) -> None:
     z = torch.tensor([0.0, -0.0, 1e-30, -1e-30, 20, -20, 90, -90, 700, -700, 1, -1], dtype=dtype)
     m = torch.linspace(1, 2, len(z), dtype=dtype)
@@ -71,7 +71,7 @@ def test_far_out_and_at_the_kink(activation: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_layout(activation: str, layout: str) -> None:
     m, z = torch.randn(2, 3, 5, 7), torch.randn(2, 3, 5, 7)
     _check(squared_derivative(LAYOUTS[layout](m), z, activation, SLOPE), m, z, activation)
@@ -79,7 +79,7 @@ def test_layout(activation: str, layout: str) -> None:
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_out(buffer: str) -> None:
     m, z = torch.randn(3, 17), torch.randn(3, 17)
     target = BUFFERS[buffer](m)
@@ -93,7 +93,7 @@ def test_out(buffer: str) -> None:
         squared_derivative(m, z, "tanh", out=torch.zeros(3, 16))
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_nothing_and_nan() -> None:
     assert squared_derivative(torch.ones(0, 3), torch.ones(0, 3), "tanh").shape == (0, 3)
     z = torch.tensor([1.0, float("nan"), 1.0])

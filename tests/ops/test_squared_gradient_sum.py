@@ -14,7 +14,7 @@ from tests.ops.lists import count, many
 TERM = 6
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_equals_brute_force(dtype: torch.dtype) -> None:
     gradient, log_sigma = many(dtype, 2), many(dtype, 3)
     found = squared_gradient_sum(gradient, log_sigma)
@@ -26,7 +26,7 @@ def test_equals_brute_force(dtype: torch.dtype) -> None:
     assert_within(found, wanted, torch.finfo(dtype).eps * (count() + TERM) * wanted)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_is_exact_on_integers(dtype: torch.dtype) -> None:
     gradient = [(g * 2).round() for g in many(dtype, 4)]
     unit = [torch.zeros_like(g) for g in gradient]
@@ -34,7 +34,7 @@ def test_is_exact_on_integers(dtype: torch.dtype) -> None:
     assert_same(squared_gradient_sum(gradient, unit), wanted)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_gradient() -> None:
     lists = [torch.randn(n, 2, dtype=torch.float64, requires_grad=True) for n in (3, 1, 3, 1)]
     run = lambda a, b, c, d: squared_gradient_sum([a, b], [c, d])  # noqa: E731
@@ -42,7 +42,7 @@ def test_gradient() -> None:
     assert gradgradcheck(run, lists)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("every_backend")
 def test_bad_input() -> None:
     with pytest.raises(ValueError, match=r"log_sigma\[0\]"):
         squared_gradient_sum([torch.ones(3)], [torch.ones(4)])

@@ -1,0 +1,137 @@
+"""What every Triton kernel takes on every device it is meant for, without one of them.
+
+    python -m benchmarks.triton.sheet --write                   the tables of docs/triton_kernels.md
+    python -m benchmarks.triton.sheet --json sm_80-float32      rows for one target and dtype
+    python -m benchmarks.triton.sheet                           work against the least, no compiling
+
+Run it without TRITON_INTERPRET: the interpreter compiles nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.triton.compiled import TARGETS, compile_launch
+from benchmarks.triton.instances import REFERENCE, SHAPES, recorded
+from benchmarks.triton.roofline import roofline
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "triton_kernels.md"
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+# Registers of a multiprocessor, bytes of shared memory, threads: the limits of occupancy on sm_80.
+REGISTERS, SHARED, THREADS, BLOCKS = 65536, 167936, 2048, 32
+
+
+def rows(target: str, dtype: str, every_tile: bool = False) -> list[dict[str, Any]]:
+    """One row for each kernel and tile: the most of all shapes that launch it."""
+    hip = target.startswith("gfx")
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    done: set[tuple[str, str, str]] = set()
+    for shape in SHAPES:
+        for launch in recorded(shape, getattr(torch, dtype), hip):
+            with mock.patch.object(torch.version, "hip", "6.0" if hip else None):
+                tiles = launch.kernel.tiles(launch.arguments)
+            for tile in tiles if every_tile else tiles[:1]:
+                constants = " x ".join(map(str, tile.constants.values()))
+                key = (launch.variant, constants)
+                row = found.setdefault(
+                    key,
+                    {
+                        "kernel": launch.variant, "tile": constants, "target": target,
+                        "dtype": dtype, "warps": tile.warps, "ops": [],
+                        "registers": 0, "spills": 0, "shared": 0,
+                    },
+                )  # fmt: skip
+                row["ops"] = sorted({*row["ops"], shape.op})
+                # Sizes of what goes over memory once are no part of a kernel.
+                label = "" if "entries" in shape.label else shape.label
+                if (*key, label) in done:
+                    continue
+                done.add((*key, label))
+                used = compile_launch(launch, tile, target)
+                for name in ("registers", "spills", "shared"):
+                    row[name] = max(row[name], getattr(used, name))
+    return [{**row, "ops": ", ".join(row["ops"])} for row in found.values()]
+
+
+def occupancy(row: dict[str, Any]) -> float:
+    """Share of a multiprocessor's threads that may be resident, on sm_80."""
+    threads = row["warps"] * 32
+    blocks = min(
+        REGISTERS // (threads * -(-row["registers"] // 8) * 8),
+        SHARED // (row["shared"] + 1024),
+        THREADS // threads,
+        BLOCKS,
+    )
+    return blocks * threads / THREADS
+
+
+def table() -> Iterable[str]:
+    """Markdown: registers and shared bytes on every target, occupancy on sm_80, for float32."""
+    yield "| kernel | serves | tile, warps | " + " | ".join(TARGETS) + " | occupancy sm_80 |"
+    yield "|---|---|---|" + "---|" * (len(TARGETS) + 1)
+    of_target = {target: rows(target, "float32", every_tile=True) for target in TARGETS}
+    for row in of_target["sm_80"]:
+        cells = []
+        for found in of_target.values():
+            same = [r for r in found if (r["kernel"], r["tile"]) == (row["kernel"], row["tile"])]
+            cells.append(f"{same[0]['registers']}, {same[0]['shared']}" if same else "")
+        what = f"| {row['kernel']} | {row['ops']} | {row['tile'] or 'by size'}, {row['warps']} | "
+        yield what + " | ".join(cells) + f" | {occupancy(row):.0%} |"
+
+
+def roofline_table() -> Iterable[str]:
+    """Markdown: work of the kernels in float32 against the least, and what bounds them."""
+    yield (
+        "| op | shape | GFLOP, least and done | MB, least and done | bound by | kernels limited by "
+        "| share of the bound |"
+    )
+    yield "|---|---|---|---|---|---|---|"
+    for shape in sorted(REFERENCE, key=lambda shape: shape.name):
+        needed, launches, share = roofline(shape)
+        flops, memory = sum(work.flops for work in launches), sum(work.memory for work in launches)
+        slowest = max(launches, key=lambda work: work.seconds)
+        yield (
+            f"| {shape.name} | {shape.label} | {needed.flops / 1e9:.3g}, {flops / 1e9:.3g} "
+            f"| {needed.memory / 1e6:.3g}, {memory / 1e6:.3g} | {needed.limit} | {slowest.limit} "
+            f"| {share:.0%} |"
+        )
+
+
+def replaced(document: str, name: str, lines: Iterable[str]) -> str:
+    """The document with what is between two comments replaced."""
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, _, rest = document.partition(begin)
+    _, _, after = rest.partition(end)
+    assert after, f"{DOCUMENT} has no place for {name}"
+    return "\n".join([before + begin, *lines, end + after])
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", metavar="TARGET-DTYPE", help="print the rows of one instance")
+    parser.add_argument(
+        "--every-tile", action="store_true", help="not the first of each kernel only"
+    )
+    parser.add_argument("--write", action="store_true", help="write the tables into the docs")
+    arguments = parser.parse_args()
+    if arguments.json:
+        target, _, dtype = arguments.json.partition("-")
+        print(json.dumps(rows(target, dtype, arguments.every_tile)))
+    elif arguments.write:
+        document = replaced(DOCUMENT.read_text(), "resources", table())
+        document = replaced(document, "roofline", roofline_table())
+        DOCUMENT.write_text(document)
+    else:
+        print("\n".join(roofline_table()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Launching kernels: which tile each takes, how precise products are, how far a sum is split.
+
+A kernel comes with a space of tiles. On a device the fastest is found at the first call for each
+kind of layer (`key`) and kept by Triton; where torch is asked for deterministic algorithms the
+first of the space serves untimed, since the order of sums depends on the tile. The interpreter has
+a tile of its own: few large programs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from lapkernels.kernels.triton import interpreted
+
+Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
+
+# Set explicitly: its default differs between versions of Triton.
+OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+
+TYPES = {
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+    torch.float32: tl.float32,
+    torch.float64: tl.float64,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Tile:
+    """Constants of a kernel, with the warps and pipeline stages it is compiled for."""
+
+    constants: Mapping[str, int]
+    warps: int = 4
+    stages: int = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """A Triton function, its tiles for NVIDIA and AMD devices, and what they are chosen by.
+
+    `rewrites` names tensors that are read and written, which timing must put back.
+    `fits(arguments, constants)` drops tiles that are larger than what there is to do.
+    """
+
+    function: Any
+    key: tuple[str, ...]
+    nvidia: tuple[Tile, ...]
+    amd: tuple[Tile, ...]
+    interpreter: Mapping[str, int]
+    rewrites: tuple[str, ...] = ()
+    fits: Callable[[Mapping[str, Any], Mapping[str, int]], bool] = lambda arguments, constants: True
+
+    def launch(self, grid: Grid, **arguments: Any) -> None:
+        """Runs `grid(constants)` programs."""
+        if interpreted():
+            self.function[grid](**arguments, **self.interpreter)
+        elif torch.are_deterministic_algorithms_enabled():
+            tile = self.tiles(arguments)[0]
+            self.function[grid](
+                **arguments,
+                **tile.constants,
+                num_warps=tile.warps,
+                num_stages=tile.stages,
+                **OPTIONS,
+            )
+        else:
+            self._tuned[grid](**arguments, **OPTIONS)
+
+    def tiles(self, arguments: Mapping[str, Any]) -> list[Tile]:
+        """The tiles for this machine's kind of device that fit these arguments."""
+        space = self.amd if torch.version.hip else self.nvidia
+        return [t for t in space if self.fits(arguments, t.constants)] or [space[-1]]
+
+    @functools.cached_property
+    def _tuned(self) -> Any:
+        return self.tuner()
+
+    def tuner(self, stopwatch: Callable[..., Any] | None = None) -> Any:
+        """Triton's tuner over the tiles that fit; a stopwatch other than Triton's is for tests."""
+        space = self.amd if torch.version.hip else self.nvidia
+        configs = {
+            tile: triton.Config(dict(tile.constants), num_warps=tile.warps, num_stages=tile.stages)
+            for tile in space
+        }
+
+        def prune(every: list[Any], named: Mapping[str, Any], **rest: Any) -> list[Any]:
+            return [configs[tile] for tile in self.tiles({**named, **rest})]
+
+        return triton.autotune(
+            [*configs.values()],
+            list(self.key),
+            prune_configs_by={"early_config_prune": prune},
+            restore_value=list(self.rewrites),
+            do_bench=stopwatch,
+        )(self.function)
+
+
+def product_types(tensor: Tensor, squared: bool = False) -> dict[str, Any]:
+    """The types a product is taken in: what factors are converted to, and what sums are kept in.
+
+    Half precision factors stay as they are, unless one is `squared` before it is multiplied, which
+    float32 holds exactly. torch.set_float32_matmul_precision is honoured: 'highest' is IEEE
+    arithmetic, 'high' three TF32 products for each, 'medium' one.
+    """
+    wide = TYPES[torch.float64 if tensor.dtype == torch.float64 else torch.float32]
+    # The interpreter computes with bfloat16 as if it were integers.
+    factor = wide if squared or interpreted() else TYPES[tensor.dtype]
+    precision = "ieee"
+    if factor is tl.float32 and not torch.version.hip:
+        asked = torch.get_float32_matmul_precision()
+        precision = {"high": "tf32x3", "medium": "tf32"}.get(asked, "ieee")
+    return {"FACTOR": factor, "SUM": wide, "PRECISION": precision}
+
+
+def units(device: torch.device) -> int:
+    """Multiprocessors of a device, or compute units."""
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def split_count(programs: int, steps: int, entries: int, device: torch.device) -> int:
+    """Into how many parts a sum of `steps` is split where `programs` alone leave a device idle.
+
+    Partial sums of `entries` each are added in order by a second pass, so their number must not
+    depend on anything but sizes and the device.
+    """
+    if interpreted():
+        wanted = 2
+    else:
+        wanted = -(-4 * units(device) // max(1, programs))
+    room = max(1, (1 << 24) // max(1, entries))
+    return max(1, min(wanted, steps, room, 1024))
+
+
+def power_of_two(count: int, least: int, most: int) -> int:
+    """The least power of two that is not below `count`, kept within bounds."""
+    return min(most, max(least, triton.next_power_of_2(max(1, count))))

@@ -1,0 +1,58 @@
+"""Every Triton kernel compiles for every device it is meant for, without one, and spills nothing.
+
+Compiling needs Triton without its interpreter, hence in a process of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lapkernels.kernels import triton
+
+ROOT = Path(__file__).parents[3]
+
+if triton.absent() is not None:
+    pytest.skip(f"no Triton kernels: {triton.absent()}", allow_module_level=True)
+
+# Each dtype on some target, and each target with some dtype.
+ONE_EACH = ["sm_80-float32", "sm_90-float16", "sm_100-bfloat16", "gfx942-float64"]
+ALL = [
+    f"{target}-{dtype}"
+    for target in ("sm_80", "sm_90", "sm_100", "gfx942")
+    for dtype in ("float32", "float64", "float16", "bfloat16")
+]
+
+
+def compiled(*arguments: str) -> list[dict[str, object]]:
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.triton.sheet", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)
+    assert rows, "nothing was compiled"
+    return rows
+
+
+@pytest.mark.parametrize("instance", ONE_EACH)
+def test_compiles_without_spills(instance: str) -> None:
+    rows = compiled("--json", instance)
+    assert {op for row in rows for op in str(row["ops"]).split(", ")} == {*triton.MODULES}
+    assert [row for row in rows if row["spills"]] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("instance", ALL)
+def test_every_tile_compiles_without_spills(instance: str) -> None:
+    assert [row for row in compiled("--every-tile", "--json", instance) if row["spills"]] == []
