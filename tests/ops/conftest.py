@@ -38,6 +38,12 @@ def cpp() -> Iterator[str]:
     yield from _backend("cpp")
 
 
+@pytest.fixture
+def interpreted() -> Iterator[str]:
+    """Triton's interpreter."""
+    yield from _backend("triton")
+
+
 @pytest.fixture(params=[torch.float32, torch.float64], ids=["float32", "float64"])
 def dtype(request: pytest.FixtureRequest) -> torch.dtype:
     return request.param

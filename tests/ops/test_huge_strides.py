@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapkernels.kernels.triton import MODULES
 from tests.ops.cases import Layer, draw, over
 from tests.ops.compare import assert_same
 from tests.ops.operations import OPERATIONS, WITH_OUT, Operation, each
@@ -45,6 +46,17 @@ def _spread(tensor: Tensor, dim: int, reserve: Tensor) -> Tensor:
 @over(LAYERS)
 @pytest.mark.usefixtures("backend")
 def test_input_far_apart(operation: Operation, layer: Layer, reserve: Tensor) -> None:
+    _check_inputs(operation, layer, reserve)
+
+
+@each([operation for operation in OPERATIONS if operation.name in MODULES])
+@over(LAYERS[2:3])
+@pytest.mark.usefixtures("interpreted")
+def test_input_far_apart_in_triton(operation: Operation, layer: Layer, reserve: Tensor) -> None:
+    _check_inputs(operation, layer, reserve)
+
+
+def _check_inputs(operation: Operation, layer: Layer, reserve: Tensor) -> None:
     data = draw(layer, torch.float32, integers=True)
     wanted = operation.brute(data)
     ran = 0
