@@ -54,6 +54,26 @@ def test_equals_brute_force(operation: Operation, layer: Layer) -> None:
     _check_rounded(operation, layer, torch.float64)
 
 
+def _phased(kind: str, kernel: int, stride: int, dilation: int) -> Layer:
+    options = {"kernel_size": kernel, "stride": stride, "dilation": dilation, "padding": 2}
+    return Layer(kind, (2, 3), (13,), 2, 1, tuple(options.items()))
+
+
+# Taps of a phase: with a stride that shares a factor with the dilation or not, and too few for all.
+PHASED = [
+    _phased(kind, *taps)
+    for kind in ("conv1d", "conv_transpose1d")
+    for taps in ((4, 3, 2), (3, 2, 2), (3, 4, 6), (2, 3, 1))
+]
+
+
+@each([o for o in SERVED if o.name in ("squared_conv_input", "kronecker_input-bias")])
+@over(PHASED)
+def test_stride_and_dilation(operation: Operation, layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    assert_same(operation.run(data), operation.brute(data))
+
+
 @pytest.mark.slow
 @each(SERVED)
 @over([*LAYERS, *SIZES])
