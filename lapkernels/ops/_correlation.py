@@ -10,11 +10,14 @@ from torch import Tensor
 
 from lapkernels.ops.geometry import (
     Geometry,
+    channel_count,
     channels_first,
     check_groups,
     check_rank,
+    check_real,
     check_same,
     check_shape,
+    once_per_size,
     spatial_size,
 )
 
@@ -90,10 +93,7 @@ def is_pointwise(
     kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int
 ) -> bool:
     """Whether a layer is one matrix product on each position: Linear and 1 x 1 kernels."""
-    return groups == 1 and all(
-        k == 1 and step == 1 and pad == 0
-        for k, step, pad in zip(kernel_size, stride, padding, strict=True)
-    )
+    return groups == 1 and max(kernel_size) == 1 == max(stride) and not any(padding)
 
 
 def jacobian(
@@ -140,25 +140,32 @@ def canonical(
 
     ``name`` is what the caller's user calls ``s``.
     """
-    check_rank(name, s, geometry, 2)
-    check_rank("x", x, geometry, 1)
+    check_real(name, s)
     check_same("x", x, **{name: s})
-    if s.shape[1] != x.shape[0]:
-        raise ValueError(f"{name} holds {s.shape[1]} samples, but x holds {x.shape[0]}")
-    geometry.check_pair(spatial_size(x, geometry, 1), spatial_size(s, geometry, 2))
+    _check_layer(name, s.shape, x.shape, geometry)
     x, geometry = pad_input(x, geometry)
     output = channels_first(s, geometry, 2)
     entry = channels_first(x, geometry, 1).unsqueeze(0)
-    check_groups(output.shape[2], name, geometry.groups)
-    check_groups(entry.shape[2], "x", geometry.groups)
-    kernel = list(geometry.kernel_size) or [1]
     pair = (entry, output) if geometry.transposed else (output, entry)
-    return (*pair, kernel, *geometry.arguments)
+    return (*pair, geometry.taps, *geometry.arguments)
+
+
+@once_per_size
+def _check_layer(name: str, s: torch.Size, x: torch.Size, geometry: Geometry) -> None:
+    """Raise unless columns of shape ``s`` belong to the layer's output for an input ``x``."""
+    check_rank(name, s, geometry, 2)
+    check_rank("x", x, geometry, 1)
+    if s[1] != x[0]:
+        raise ValueError(f"{name} holds {s[1]} samples, but x holds {x[0]}")
+    geometry.check_pair(spatial_size(x, geometry, 1), spatial_size(s, geometry, 2))
+    check_groups(channel_count(s, geometry, 2), name, geometry.groups)
+    check_groups(channel_count(x, geometry, 1), "x", geometry.groups)
 
 
 def position_sums(s: Tensor, geometry: Geometry, variance: Tensor | None = None) -> Tensor:
     """sum_t s[v, n, o, t], the bias's Jacobian columns [V, N, O], after checks."""
-    check_rank("s", s, geometry, 2)
+    check_real("s", s)
+    check_rank("s", s.shape, geometry, 2)
     sums = channels_first(s, geometry, 2).flatten(3).sum(3)
     if variance is not None:
         check_same("s", s, variance=variance)

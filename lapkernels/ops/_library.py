@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lapkernels.kernels import compiled, current_backend
 from lapkernels.ops._gradients import backward_of, differentiated, save_arguments
-from lapkernels.ops._routes import Route, route, tensors_of
+from lapkernels.ops._routes import Route, route, tensor_finder, tensors_of
 
 _library = torch.library.Library("lapkernels", "DEF")
 
@@ -28,6 +28,7 @@ class Op:
     name: str
     reference: Callable[..., Tensor]
     shape: Callable[..., Sequence[int]]
+    tensors: Callable[[Sequence[Any]], list[Tensor]]
     run: Callable[[Sequence[Tensor], tuple[Any, ...]], Tensor]
     run_into: Callable[[Sequence[Tensor], tuple[Any, ...], Tensor, float, float], None]
 
@@ -35,7 +36,7 @@ class Op:
         self, *arguments: Any, out: Tensor | None = None, decay: float = 1.0, scale: float = 1.0
     ) -> Tensor:
         """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
-        tensors = tensors_of(arguments)
+        tensors = self.tensors(arguments)
         if out is None:
             way = route(tensors)
             if way is Route.DIRECT:
@@ -95,6 +96,8 @@ def register(
     where those are faster than a kernel of ours, and None for all others.
     """
 
+    tensors_in = tensor_finder(arguments)
+
     def kernel_or_value(
         tensors: Sequence[Tensor], values: tuple[Any, ...]
     ) -> Callable[..., None] | Tensor:
@@ -130,12 +133,12 @@ def register(
 
     _define(
         f"{name}({arguments}) -> Tensor",
-        lambda *values: run(tensors_of(values), values).contiguous(),
-        lambda *values: tensors_of(values)[0].new_empty(shape(*values)),
+        lambda *values: run(tensors_in(values), values).contiguous(),
+        lambda *values: tensors_in(values)[0].new_empty(shape(*values)),
     )
     _define(
         f"{name}_(Tensor(a!) out, float decay, float scale, {arguments}) -> ()",
-        lambda out, decay, scale, *values: run_into(tensors_of(values), values, out, decay, scale),
+        lambda out, decay, scale, *values: run_into(tensors_in(values), values, out, decay, scale),
         _nothing,
     )
     torch.library.register_autograd(
@@ -144,7 +147,7 @@ def register(
         setup_context=save_arguments,
         lib=_library,
     )
-    OPS[name] = op = Op(name, reference, shape, run, run_into)
+    OPS[name] = op = Op(name, reference, shape, tensors_in, run, run_into)
     return op
 
 

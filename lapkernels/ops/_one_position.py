@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import windows
+from lapkernels.ops._correlation import is_pointwise, windows
 
 
 def outer_factors(
@@ -29,6 +28,8 @@ def outer_factors(
     """
     if small.shape[3:].numel() != 1 or min(small.shape[0], large.shape[0]) > 1:
         return None
+    if is_pointwise(kernel_size, stride, padding, groups):
+        return small.flatten(2).unsqueeze(2), large.flatten(2).unsqueeze(2)
     view = windows(large, small.shape[3:], kernel_size, stride, padding, dilation)
     x = view.flatten(3).unflatten(2, (groups, large.shape[2] // groups)).flatten(3)
     s = small.flatten(2).unflatten(2, (groups, small.shape[2] // groups))
@@ -37,21 +38,29 @@ def outer_factors(
 
 def squared_sum(s: Tensor, x: Tensor) -> Tensor:
     """sum_{n, v} G², [groups, a, p]."""
-    return torch.einsum("nga,ngp->gap", s.square().sum(0), x.square().sum(0))
+    return _squares(s).permute(1, 2, 0) @ _squares(x).transpose(0, 1)
 
 
 def squared_dot(s: Tensor, x: Tensor, variance: Tensor) -> Tensor:
     """sum_p variance G² [N, V], variance [groups, a, p]."""
     if x.shape[0] > 1:
         return squared_dot(x, s, variance.mT)
-    spread = torch.einsum("ngp,gap->nga", x[0].square(), variance)
-    return (s.square() * spread).flatten(2).sum(2).T
+    return (s.square() * _spread(x, variance)).sum((2, 3)).T
 
 
 def gram(s: Tensor, x: Tensor, variance: Tensor) -> Tensor:
     """sum_p G variance G' [N, V, V], variance [groups, a, p]."""
     if x.shape[0] > 1:
         return gram(x, s, variance.mT)
-    spread = torch.einsum("ngp,gap->nga", x[0].square(), variance).flatten(1)
     columns = s.flatten(2).transpose(0, 1)
-    return (columns * spread.unsqueeze(1)) @ columns.mT
+    return (columns * _spread(x, variance).flatten(1).unsqueeze(1)) @ columns.mT
+
+
+def _squares(factor: Tensor) -> Tensor:
+    """sum_v factor², [N, groups, a]."""
+    return factor[0].square() if factor.shape[0] == 1 else factor.square().sum(0)
+
+
+def _spread(x: Tensor, variance: Tensor) -> Tensor:
+    """sum_p variance x² [N, groups, a], of x [1, N, groups, p]."""
+    return (x[0].square().transpose(0, 1) @ variance.mT).transpose(0, 1)

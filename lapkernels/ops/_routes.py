@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any
 
@@ -26,7 +26,8 @@ def route(tensors: Sequence[Tensor]) -> Route:
     wants_grad = torch.is_grad_enabled()
     found = Route.DIRECT
     for tensor in tensors:
-        if type(tensor) not in (Tensor, torch.nn.Parameter):
+        kind = type(tensor)
+        if kind is not Tensor and kind is not torch.nn.Parameter:
             return Route.DISPATCHER
         try:
             tensor.data_ptr()
@@ -41,6 +42,15 @@ def route(tensors: Sequence[Tensor]) -> Route:
 
 def is_tensor_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
+
+
+def tensor_finder(arguments: str) -> Callable[[Sequence[Any]], list[Tensor]]:
+    """``tensors_of`` for the arguments of one schema, which says where tensors are."""
+    kinds = [argument.split()[0] for argument in arguments.split(", ")]
+    if "Tensor[]" in kinds:
+        return tensors_of
+    places = [place for place, kind in enumerate(kinds) if kind.startswith("Tensor")]
+    return lambda values: [values[place] for place in places if values[place] is not None]
 
 
 def tensors_of(values: Sequence[Any]) -> list[Tensor]:

@@ -11,9 +11,10 @@ layer is a convolution whose kernel has one tap, over any number of positions.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Literal, cast
+from functools import cached_property, lru_cache, wraps
+from typing import Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -166,6 +167,42 @@ class Geometry:
         before = [pair[0] for pair in self.padding]
         return list(self.stride), before, list(self.dilation), self.groups
 
+    @cached_property
+    def taps(self) -> list[int]:
+        """The kernel's size in the form the registered ops take: one tap for a Linear layer."""
+        return list(self.kernel_size) or [1]
+
+    @cached_property
+    def _hash(self) -> int:
+        fields = (self.kernel_size, self.stride, self.padding, self.dilation, self.output_padding)
+        return hash((*fields, self.groups, self.transposed, self.padding_mode))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def once_per_size(check: Callable[P, R]) -> Callable[P, R]:
+    """A function of sizes and geometry alone, computed once for each: a small op is mostly checks.
+
+    Sizes that stand for a traced program's own are not kept.
+    """
+    kept = lru_cache(maxsize=1024)(check)
+
+    @wraps(check)
+    def look_up(*sizes: P.args, **options: P.kwargs) -> R:
+        if torch.compiler.is_compiling():
+            return check(*sizes, **options)
+        try:
+            return kept(*sizes, **options)
+        except TypeError:  # a symbolic size has no hash
+            return check(*sizes, **options)
+
+    return look_up
+
 
 def channels_first(tensor: Tensor, geometry: Geometry, leading: int) -> Tensor:
     """View with the channels right after ``leading`` dimensions, and one to three spatial ones.
@@ -184,25 +221,32 @@ def channels_first(tensor: Tensor, geometry: Geometry, leading: int) -> Tensor:
     return tensor.transpose(leading, leading + 1)
 
 
-def spatial_size(tensor: Tensor, geometry: Geometry, leading: int) -> tuple[int, ...]:
+def spatial_size(shape: torch.Size, geometry: Geometry, leading: int) -> tuple[int, ...]:
     """Positions of a Linear layer's tensor, or spatial size of a convolution's."""
-    return tuple(tensor.shape[leading:-1] if geometry.is_linear else tensor.shape[leading + 1 :])
+    return tuple(shape[leading:-1] if geometry.is_linear else shape[leading + 1 :])
 
 
-def check_rank(name: str, tensor: Tensor, geometry: Geometry, leading: int) -> None:
-    """Raise unless ``tensor`` has the dimensions the geometry asks for and a real dtype."""
+def channel_count(shape: torch.Size, geometry: Geometry, leading: int) -> int:
+    """Features of a Linear layer's tensor, or channels of a convolution's."""
+    return shape[-1] if geometry.is_linear else shape[leading]
+
+
+def check_real(name: str, tensor: Tensor) -> None:
+    """Raise unless ``tensor`` has a real dtype."""
     if not tensor.is_floating_point():
         raise TypeError(f"{name} has dtype {tensor.dtype}: a real floating dtype is needed")
+
+
+def check_rank(name: str, shape: torch.Size, geometry: Geometry, leading: int) -> None:
+    """Raise unless a tensor of this shape has the dimensions the geometry asks for."""
     dims = len(geometry.kernel_size)
     wanted = leading + 1 + dims
     if geometry.is_linear:
-        if tensor.dim() < wanted:
-            raise ValueError(
-                f"{name} has shape {tuple(tensor.shape)}: at least {wanted} dims needed"
-            )
-    elif tensor.dim() != wanted:
+        if len(shape) < wanted:
+            raise ValueError(f"{name} has shape {tuple(shape)}: at least {wanted} dims needed")
+    elif len(shape) != wanted:
         raise ValueError(
-            f"{name} has shape {tuple(tensor.shape)}: {wanted} dimensions are needed for a "
+            f"{name} has shape {tuple(shape)}: {wanted} dimensions are needed for a "
             f"{dims}-dimensional kernel"
         )
 
@@ -220,7 +264,7 @@ def check_same(reference: str, tensor: Tensor, **others: Tensor | None) -> None:
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...] | torch.Size) -> None:
     """Raise unless ``tensor`` has exactly this shape."""
-    if tuple(tensor.shape) != tuple(shape):
+    if tensor.shape != shape:
         raise ValueError(f"{name} has shape {tuple(tensor.shape)}: {tuple(shape)} is needed")
 
 

@@ -20,6 +20,8 @@ from lapkernels.ops.geometry import (
     channels_first,
     check_groups,
     check_rank,
+    check_real,
+    once_per_size,
 )
 
 
@@ -38,17 +40,24 @@ def kronecker_input(
     ``bias`` appends a one to every patch, for a factor of weight and bias together.
     With ``out`` the result is ``out <- decay * out + scale * A``, in place.
     """
-    check_rank("x", x, geometry, 1)
+    check_real("x", x)
+    check_rank("x", x.shape, geometry, 1)
     x, geometry = pad_input(x, geometry)
     entry = channels_first(x, geometry, 1)
-    check_groups(entry.shape[1], "x", geometry.groups)
-    size = tuple(entry.shape[2:])
+    arguments = (entry, _positions(entry.shape, geometry), geometry.taps, *geometry.arguments)
+    flags = (geometry.transposed, reduce, bias)
+    return _op(*arguments, *flags, out=out, decay=decay, scale=scale)
+
+
+@once_per_size
+def _positions(x: torch.Size, geometry: Geometry) -> list[int]:
+    """Spatial size of the layer's output for an input of shape ``x``, after checks."""
+    check_groups(x[1], "x", geometry.groups)
+    size = tuple(x[2:])
     positions = list(size if geometry.is_linear else geometry.output_size(size))
     if any(length < 0 for length in positions):
         raise ValueError(f"x of spatial size {size} is smaller than the kernel's reach")
-    arguments = (entry, positions, list(geometry.kernel_size) or [1], *geometry.arguments)
-    flags = (geometry.transposed, reduce, bias)
-    return _op(*arguments, *flags, out=out, decay=decay, scale=scale)
+    return positions
 
 
 def _reference(

@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops._library import register
-from lapkernels.ops.geometry import Geometry, channels_first, check_groups, check_rank
+from lapkernels.ops.geometry import (
+    Geometry,
+    channel_count,
+    channels_first,
+    check_groups,
+    check_rank,
+    check_real,
+    once_per_size,
+)
 
 
 def kronecker_output(
@@ -27,10 +35,16 @@ def kronecker_output(
 
     With ``out`` the result is ``out <- decay * out + scale * B``, in place.
     """
-    check_rank("s", s, geometry, 2)
+    check_real("s", s)
+    _check_columns(s.shape, geometry)
     entry = channels_first(s, geometry, 2)
-    check_groups(entry.shape[2], "s", geometry.groups)
     return _op(entry, geometry.groups, reduce, out=out, decay=decay, scale=scale)
+
+
+@once_per_size
+def _check_columns(s: torch.Size, geometry: Geometry) -> None:
+    check_rank("s", s, geometry, 2)
+    check_groups(channel_count(s, geometry, 2), "s", geometry.groups)
 
 
 def _reference(s: Tensor, groups: int, reduce: bool) -> Tensor:

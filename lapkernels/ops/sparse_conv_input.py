@@ -17,7 +17,7 @@ from torch import Tensor
 from lapkernels.ops._library import register
 from lapkernels.ops._zeros import check_plain
 from lapkernels.ops.conv_input import transpose
-from lapkernels.ops.geometry import Geometry, check_rank, check_same, check_shape
+from lapkernels.ops.geometry import Geometry, check_rank, check_real, check_same, check_shape
 
 
 def sparse_conv_input(
@@ -30,8 +30,9 @@ def sparse_conv_input(
     check_plain(geometry)
     if geometry.padding_mode != "zeros":
         raise ValueError(f"padding_mode={geometry.padding_mode!r} must be 'zeros'")
-    check_rank("s", s, geometry, 2)
-    check_rank("weight", weight, geometry, 1)
+    check_real("s", s)
+    check_rank("s", s.shape, geometry, 2)
+    check_rank("weight", weight.shape, geometry, 1)
     check_same("s", s, weight=weight)
     check_shape("weight", weight, (s.shape[2], weight.shape[1], *geometry.kernel_size))
     geometry.check_pair(tuple(input_size), tuple(s.shape[3:]))

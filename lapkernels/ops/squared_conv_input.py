@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
+import torch
 from torch import Tensor
 
 from lapkernels.ops._correlation import is_pointwise, library_input
@@ -20,11 +21,14 @@ from lapkernels.ops._padding import fold_padding
 from lapkernels.ops.conv_input import CONV, transpose
 from lapkernels.ops.geometry import (
     Geometry,
+    channel_count,
     channels_first,
     check_groups,
     check_rank,
+    check_real,
     check_same,
     check_shape,
+    once_per_size,
     spatial_size,
 )
 from lapkernels.ops.squared_derivative import (
@@ -56,18 +60,9 @@ def squared_conv_input(
     """
     size = tuple(input_size)
     check_activation(activation)
-    check_rank("m", m, geometry, 1)
+    check_real("m", m)
     check_same("m", m, weight=weight, z=z)
-    if weight.dim() != 2 + len(geometry.kernel_size):
-        raise ValueError(f"weight has shape {tuple(weight.shape)}: wrong number of dimensions")
-    check_shape("weight", weight, (*weight.shape[:2], *geometry.kernel_size))
-    check_groups(weight.shape[0], "weight", geometry.groups)
-    geometry.check_pair(size, spatial_size(m, geometry, 1))
-    channels = weight.shape[1] * geometry.groups
-    o, i = (channels, weight.shape[0]) if geometry.transposed else (weight.shape[0], channels)
-    if m.shape[-1 if geometry.is_linear else 1] != o:
-        raise ValueError(f"m has shape {tuple(m.shape)}, but the weight makes {o} channels")
-    shape = (m.shape[0], *size, i) if geometry.is_linear else (m.shape[0], i, *size)
+    shape = _input_shape(m.shape, weight.shape, size, geometry)
     if (activation != "identity") != (z is not None):
         raise ValueError("z and an activation other than 'identity' go together")
     if z is not None:
@@ -101,6 +96,26 @@ def squared_conv_input(
         return out
     value = _op(*arguments).transpose(1, 2).reshape(shape)
     return value * scale if out is None else accumulate(out, value, decay, scale)
+
+
+@once_per_size
+def _input_shape(
+    m: torch.Size, weight: torch.Size, size: tuple[int, ...], geometry: Geometry
+) -> tuple[int, ...]:
+    """Shape of the layer's input, after checks that ``m`` and ``weight`` belong to it."""
+    check_rank("m", m, geometry, 1)
+    if len(weight) < 2 or weight[2:] != geometry.kernel_size:
+        raise ValueError(
+            f"weight has shape {tuple(weight)}: "
+            f"(channels, channels / groups, *{geometry.kernel_size}) is needed"
+        )
+    check_groups(weight[0], "weight", geometry.groups)
+    geometry.check_pair(size, spatial_size(m, geometry, 1))
+    channels = weight[1] * geometry.groups
+    o, i = (channels, weight[0]) if geometry.transposed else (weight[0], channels)
+    if channel_count(m, geometry, 1) != o:
+        raise ValueError(f"m has shape {tuple(m)}, but the weight makes {o} channels")
+    return (m[0], *size, i) if geometry.is_linear else (m[0], i, *size)
 
 
 def _reference(

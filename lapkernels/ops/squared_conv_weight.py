@@ -20,7 +20,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import register
-from lapkernels.ops.geometry import Geometry, channels_first, check_rank
+from lapkernels.ops.geometry import Geometry, channels_first, check_rank, check_real
 
 
 def squared_conv_weight(
@@ -37,7 +37,7 @@ def squared_conv_weight(
     For Linear the tensors are [N, ..., O] and [N, ..., I].
     With ``out`` the result is ``out <- decay * out + scale * D``, in place.
     """
-    check_rank("m", m, geometry, 1)
+    check_rank("m", m.shape, geometry, 1)
     arguments = (*canonical(m.unsqueeze(0), x, geometry, name="m"), geometry.transposed)
     value = _op(*arguments, out=out_like(out, geometry), decay=decay, scale=scale)
     return weight_like(value, geometry) if out is None else out
@@ -45,7 +45,8 @@ def squared_conv_weight(
 
 def squared_conv_bias(m: Tensor, geometry: Geometry) -> Tensor:
     """D of the bias, [O]: ``m`` [N, O, *out] summed over samples and positions."""
-    check_rank("m", m, geometry, 1)
+    check_real("m", m)
+    check_rank("m", m.shape, geometry, 1)
     return channels_first(m, geometry, 1).flatten(2).sum((0, 2))
 
 
