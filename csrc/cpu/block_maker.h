@@ -53,20 +53,18 @@ class BlockMaker {
  public:
   BlockMaker(const Correlation<T>& problem, int64_t rows, int64_t channels)
       : problem_(problem),
+        block_rows_(rows),
         layout_(choose_layout(problem, rows, channels)),
-        planes_(Planes::make<T>(problem.axes(), channels, kPlaneBytes)),
-        values_(rows * layout_.pitch) {
+        planes_(Planes::make<T>(problem.axes(), channels, kPlaneBytes)) {
     if (layout_.way == Way::tiles) {
       tiles_.emplace(problem, rows, channels);
       return;
     }
     arrays_.emplace(channels * planes_.phases * planes_.plane + planes_.flat);
-    if (layout_.way == Way::panels) {
-      rows_.emplace(rows * problem.positions);
+    if (layout_.way == Way::panels)
       panels_.emplace(layout_.pitch * problem.positions);
-    } else {
+    else
       rows_.emplace(rows * planes_.flat);
-    }
     const auto taps = planes_.tap_offsets(problem.taps.kernel);
     offsets_.resize(channels * problem.kernel);
     for (int64_t b = 0; b < channels; ++b)
@@ -75,21 +73,20 @@ class BlockMaker {
   }
 
   const Layout& layout() const { return layout_; }
-  T* values() { return values_.data(); }
   // Values of a block with what lies between its rows, which is zero.
   int64_t size(const Block& block) const { return block.rows() * layout_.pitch; }
 
-  // values = G of the block, or values += G, with a function applied to either operand.
+  // values = G of the block, with a function applied to either operand. What lies between the rows
+  // is not always written: it must be zero when it is new.
   template <class F = Identity, class H = Identity>
-  void make(const Block& block, int64_t n, int64_t v, F of_small = {}, H of_large = {}) {
+  void make(T* values, const Block& block, int64_t n, int64_t v, F of_small = {}, H of_large = {}) {
     const int64_t a = block.group * problem_.rows + block.a0;
     const int64_t b = block.group * problem_.channels + block.b0;
     const int64_t width = block.channels() * problem_.kernel;
     if constexpr (std::is_same_v<F, Identity> && std::is_same_v<H, Identity>)
       if (layout_.way == Way::tiles) {
         const bool same = holds({b, b + block.channels(), n, column(v), 0});
-        return tiles_->make(n, v, a, block.rows(), b, block.channels(), same, values_.data(),
-                            false);
+        return tiles_->make(n, v, a, block.rows(), b, block.channels(), same, values);
       }
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
       const bool same = holds({b, b + block.channels(), n, column(v), slab});
@@ -98,13 +95,13 @@ class BlockMaker {
                        b + block.channels(), of_large);
       if (layout_.way == Way::panels) {
         if (!same) pack(width);
-        multiply(block, a, n, v, width, of_small);
+        multiply(values, block, a, n, v, width, of_small);
         continue;
       }
       fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, problem_.small, v, n, a,
                         a + block.rows(), of_small);
       dot_block<T>(rows_->data(), planes_.flat, block.rows(), arrays_->data(), offsets_.data(),
-                   width, planes_.extent<T>(slab), values_.data(), layout_.pitch, slab > 0);
+                   width, planes_.extent<T>(slab), values, layout_.pitch, slab > 0);
     }
   }
 
@@ -130,7 +127,8 @@ class BlockMaker {
   }
 
   template <class F>
-  void multiply(const Block& block, int64_t a, int64_t n, int64_t v, int64_t width, F of_small) {
+  void multiply(T* values, const Block& block, int64_t a, int64_t n, int64_t v, int64_t width,
+                F of_small) {
     const Grid<const T>& s = problem_.small;
     const T* base =
         s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + a * s.stride[2];
@@ -138,6 +136,7 @@ class BlockMaker {
     const bool even = (s.size[4] == 1 || s.stride[4] == s.stride[5] * s.size[5]) &&
                       (s.size[3] == 1 || s.stride[3] == s.stride[5] * s.size[5] * s.size[4]);
     if (!even || !std::is_same_v<F, Identity>) {
+      if (!rows_) rows_.emplace(block_rows_ * problem_.positions);
       T* out = rows_->data();
       for (int64_t r = 0; r < block.rows(); ++r)
         for (int64_t z = 0; z < s.size[3]; ++z)
@@ -151,15 +150,15 @@ class BlockMaker {
     for (int64_t first = 0; first < width; first += kPanel<T>)
       product_rows<T>(base, row_stride, step, block.rows(),
                       panels_->data() + first * problem_.positions, width - first,
-                      problem_.positions, values_.data() + first, layout_.pitch, false);
+                      problem_.positions, values + first, layout_.pitch, false);
   }
 
   const Correlation<T>& problem_;
+  int64_t block_rows_;
   Layout layout_;
   Planes planes_;
   std::vector<int64_t> offsets_;
   std::optional<Scratch<T>> arrays_, rows_, panels_;
   std::optional<TileTransform<T>> tiles_;
-  Scratch<T> values_;
   Key key_{-1, -1, -1, -1, -1};
 };

@@ -25,6 +25,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "sparse_conv_input.h"
 #include "second_moment.h"
 #include "kronecker_output.h"
+#include "lag_moment.h"
 #include "kronecker_input.h"
 #include "parameter_lists.h"
 

@@ -14,7 +14,7 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   const Partition part =
       partition(p, std::clamp<int64_t>(4 * kBlockValues / columns, 256, kBlockValues));
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
-  constexpr int64_t kFew = 8;
+  constexpr int64_t kFew = 8, kStrip = 3;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
   const Layout layout = choose_layout(p, part.rows, part.channels);
@@ -25,26 +25,23 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     T* gram = partial.data() + task * columns * columns;
     BlockMaker<T> maker(p, part.rows, part.channels);
     const int64_t size = part.rows * maker.layout().pitch;
-    Scratch<T> plain(columns * size), weighted(columns * size);
+    Scratch<T> values(columns * size);
     std::vector<int64_t> offsets(columns);
     for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
+    // Entries of all columns at a time that stay in the first-level cache.
+    const int64_t piece =
+        std::clamp<int64_t>((24 << 10) / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
     for (int64_t b = b0; b < b1; ++b) {
+      for (int64_t v = 0; v < columns; ++v) maker.make(values.data() + v * size, blocks[b], n, v);
       const int64_t count = maker.size(blocks[b]);
-      for (int64_t v = 0; v < columns; ++v) {
-        maker.make(blocks[b], n, v);
-        const T *g = maker.values(), *w = weights.block(b);
-        T *to = plain.data() + v * size, *to_weighted = weighted.data() + v * size;
-        for (int64_t i = 0; i < count; ++i) {
-          to[i] = g[i];
-          to_weighted[i] = w[i] * g[i];
+      for (int64_t first = 0; first < count; first += piece)
+        for (int64_t v = 0; v < columns; v += kStrip) {
+          const int64_t strip = std::min(kStrip, columns - v);
+          const T* at = values.data() + first;
+          dot_block<T, true>(at + v * size, size, strip, at, offsets.data(), v + strip,
+                             std::min(piece, count - first), gram + v * columns, columns, true,
+                             weights.block(b) + first);
         }
-      }
-      constexpr int64_t kStrip = 12;
-      for (int64_t v = 0; v < columns; v += kStrip) {
-        const int64_t strip = std::min(kStrip, columns - v);
-        dot_block<T>(weighted.data() + v * size, size, strip, plain.data(), offsets.data(),
-                     v + strip, count, gram + v * columns, columns, true);
-      }
     }
   });
   for (int64_t n = 0; n < p.samples; ++n)

@@ -53,10 +53,11 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
+    Scratch<T> values(part.rows * layout.pitch);
     for (int64_t b = b0; b < b1; ++b) {
       for (int64_t v = v0; v < v1; ++v) {
-        maker.make(blocks[b], n, v);
-        const T *g = maker.values(), *w = weights.block(b);
+        maker.make(values.data(), blocks[b], n, v);
+        const T *g = values.data(), *w = weights.block(b);
         Reg<T> lanes[4] = {};
         int64_t i = 0;
         const int64_t size = maker.size(blocks[b]);

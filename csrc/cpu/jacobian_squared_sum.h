@@ -80,7 +80,8 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
 }
 
 // Sums terms over all samples and columns for every block of the weight, and updates out.
-// term(maker, block, n, v, total) adds one unit's share to total, laid out like the block.
+// term(maker, values, block, n, v, total) adds one unit's share to total; values is room for a
+// block's G. Both are laid out like the block.
 template <class T, class Term>
 void sum_over_units(const Context& context, const Grid<T>& out, Update update,
                     const Correlation<T>& p, Term term) {
@@ -92,12 +93,12 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
   Scratch<T> partial(part.runs > 1 ? part.runs * size * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
-    Scratch<T> own(part.runs > 1 ? 0 : size);
+    Scratch<T> own(part.runs > 1 ? 0 : size), values(size);
     T* total = part.runs > 1 ? partial.data() + task * size : own.data();
     BlockMaker<T> maker(p, part.rows, part.channels);
     const auto [begin, end] = run_range(units, part.runs, run);
     for (int64_t unit = begin; unit < end; ++unit)
-      term(maker, blocks[b], unit / p.columns, unit % p.columns, total);
+      term(maker, values.data(), blocks[b], unit / p.columns, unit % p.columns, total);
     if (part.runs == 1) update_weight(out, update, p, blocks[b], total, layout);
   });
   if (part.runs == 1) return;
@@ -113,11 +114,11 @@ template <class T>
 void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Taps taps) {
   const Correlation<T> problem(small, large, taps);
-  sum_over_units<T>(context, out, update, problem,
-                    [](BlockMaker<T>& maker, const Block& block, int64_t n, int64_t v, T* total) {
-                      maker.make(block, n, v);
-                      const T* g = maker.values();
-                      const int64_t size = maker.size(block);
-                      for (int64_t i = 0; i < size; ++i) total[i] += g[i] * g[i];
-                    });
+  sum_over_units<T>(
+      context, out, update, problem,
+      [](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* total) {
+        maker.make(g, block, n, v);
+        const int64_t size = maker.size(block);
+        for (int64_t i = 0; i < size; ++i) total[i] += g[i] * g[i];
+      });
 }

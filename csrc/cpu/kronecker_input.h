@@ -13,6 +13,13 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
   const int64_t channels = x.size[2] / taps.groups, samples = x.size[1];
   const int64_t kernel = taps.kernel[0] * taps.kernel[1] * taps.kernel[2];
   const int64_t features = channels * kernel + bias;
+  const bool empty = output_size[0] * output_size[1] * output_size[2] == 0;
+  if (!transposed && !reduce && !bias && !empty && LagMoment<T>::applies(taps, channels)) {
+    for (int64_t g = 0; g < taps.groups; ++g)
+      LagMoment<T>(context, x, g * channels, channels, output_size, taps)
+          .write(out.data + g * out.stride[3], out.stride[4], out.stride[5], update);
+    return;
+  }
   // Pieces of at most so many positions: several threads pack a chunk.
   constexpr int64_t kPlaneBytes = 128 << 10, kChannels = 8, kPositions = 256;
   const int64_t pack_tasks = std::max<int64_t>(1, ceil_div(channels, kChannels));
@@ -20,7 +27,6 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
   // The ways positions read their taps: one for a convolution, one a phase for a transposed one.
   std::vector<Planes> ways;
   std::vector<std::vector<std::pair<int64_t, int64_t>>> tap_offsets;
-  const bool empty = output_size[0] * output_size[1] * output_size[2] == 0;
   int64_t phases[3];
   for (int d = 0; d < 3; ++d) phases[d] = transposed ? std::min(taps.stride[d], output_size[d]) : 1;
   for (int64_t way = 0; !empty && way < phases[0] * phases[1] * phases[2]; ++way) {

@@ -43,9 +43,9 @@ class TileTransform {
 
   int64_t slabs() const { return ceil_div(down_, slab_); }
 
-  // values [row][9][pitch] (+)= G of rows [a, a + rows) and channels [b, b + channels).
+  // values [row][9][pitch] = G of rows [a, a + rows) and channels [b, b + channels).
   void make(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
-            bool same_windows, T* values, bool accumulate) {
+            bool same_windows, T* values) {
     for (int64_t slab = 0; slab < slabs(); ++slab) {
       const int64_t first = slab * slab_, count = std::min(slab_, down_ - first);
       if (!same_windows || slabs() > 1) transform_windows(n, v, b, channels, first, count);
@@ -57,7 +57,7 @@ class TileTransform {
                           windows_.data() + (xi * panels_ + c) * tiles, pitch_ - c, tiles,
                           products_.data() + xi * rows * pitch_ + c, pitch_, slab > 0);
     }
-    for (int64_t r = 0; r < rows; ++r) recover(r, rows, values + r * 9 * pitch_, accumulate);
+    for (int64_t r = 0; r < rows; ++r) recover(r, rows, values + r * 9 * pitch_);
   }
 
  private:
@@ -81,14 +81,20 @@ class TileTransform {
       std::fill(line, line + lo * lanes, T(0));
       std::fill(line + hi * lanes, line + width * lanes, T(0));
     }
+    // Lines that follow each other in both are one.
+    int64_t count = hi - lo, lines = bottom - top;
+    if (count == width && from.stride[4] == width * from.stride[5]) {
+      count *= lines;
+      lines = std::min<int64_t>(lines, 1);
+    }
     // A few channels at a time, so that memory is read in long runs.
     constexpr int64_t kLines = 8;
     for (int64_t c = 0; c < channels; c += kLines)
-      for (int64_t y = top; y < bottom; ++y)
+      for (int64_t y = top; y < top + lines; ++y)
         interleave(
             to + (y * width + lo) * lanes + c, lanes,
             base + (y0 + y) * from.stride[4] + (x0 + lo) * from.stride[5] + c * from.stride[2],
-            from.stride[5], from.stride[2], std::min(kLines, channels - c), hi - lo);
+            from.stride[5], from.stride[2], std::min(kLines, channels - c), count);
   }
 
   [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels,
@@ -152,7 +158,7 @@ class TileTransform {
   }
 
   // The nine taps of one row from its sixteen products.
-  [[gnu::noinline]] void recover(int64_t row, int64_t rows, T* values, bool accumulate) {
+  [[gnu::noinline]] void recover(int64_t row, int64_t rows, T* values) {
     const T* products = products_.data() + row * pitch_;
     for (int64_t c = 0; c < pitch_; c += kWidth<T>) {
       Reg<T> half[3][4];
@@ -168,10 +174,7 @@ class TileTransform {
         const Reg<T>* m = half[y];
         const Reg<T> both = m[1] + m[2];
         const Reg<T> taps[3] = {m[0] + both, m[1] - m[2], both + m[3]};
-        for (int x = 0; x < 3; ++x) {
-          T* at = values + (3 * y + x) * pitch_ + c;
-          store(at, accumulate ? load(at) + taps[x] : taps[x]);
-        }
+        for (int x = 0; x < 3; ++x) store(values + (3 * y + x) * pitch_ + c, taps[x]);
       }
     }
   }

@@ -1,18 +1,22 @@
 // Register tiles: the innermost loops of every kernel.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 
-// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j +
-// q]. q runs over `count` entries, a whole number of vectors.
-template <class T, int R, int C>
-inline void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict b,
-                     const int64_t* __restrict offsets, int64_t count, T* __restrict c,
-                     int64_t c_pitch, bool accumulate) {
+// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q w[q] * a[r][q] *
+// b[offset_j + q]. q runs over `count` entries, a whole number of vectors.
+template <class T, int R, int C, bool kWeighted>
+[[gnu::noinline]] void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict b,
+                                const int64_t* __restrict offsets, int64_t count, T* __restrict c,
+                                int64_t c_pitch, bool accumulate, const T* __restrict w) {
   Reg<T> acc[R][C] = {};
   const T* columns[C];
   for (int j = 0; j < C; ++j) columns[j] = b + offsets[j];
   for (int64_t q = 0; q < count; q += kWidth<T>) {
     Reg<T> rows[R];
     for (int r = 0; r < R; ++r) rows[r] = load(a + r * a_pitch + q);
+    if constexpr (kWeighted) {
+      const Reg<T> weight = load(w + q);
+      for (int r = 0; r < R; ++r) rows[r] *= weight;
+    }
     for (int j = 0; j < C; ++j) {
       const Reg<T> column = load(columns[j] + q);
       for (int r = 0; r < R; ++r) acc[r][j] += rows[r] * column;
@@ -26,23 +30,24 @@ inline void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict
   }
 }
 
-// c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j + q] for any number of rows and columns.
-template <class T>
+// dot_tile for any number of rows and columns.
+template <class T, bool kWeighted = false>
 void dot_block(const T* a, int64_t a_pitch, int64_t rows, const T* b, const int64_t* offsets,
-               int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate) {
+               int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate,
+               const T* w = nullptr) {
   constexpr int C = kManyRegisters ? 6 : 4;
   int64_t r = 0;
   auto strip = [&]<int R, int Wide>() {
     int64_t j = 0;
     for (; j + Wide <= columns; j += Wide)
-      dot_tile<T, R, Wide>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
-                           c_pitch, accumulate);
+      dot_tile<T, R, Wide, kWeighted>(a + r * a_pitch, a_pitch, b, offsets + j, count,
+                                      c + r * c_pitch + j, c_pitch, accumulate, w);
     for (; j + 2 <= columns; j += 2)
-      dot_tile<T, R, 2>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
-                        c_pitch, accumulate);
+      dot_tile<T, R, 2, kWeighted>(a + r * a_pitch, a_pitch, b, offsets + j, count,
+                                   c + r * c_pitch + j, c_pitch, accumulate, w);
     for (; j < columns; ++j)
-      dot_tile<T, R, 1>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
-                        c_pitch, accumulate);
+      dot_tile<T, R, 1, kWeighted>(a + r * a_pitch, a_pitch, b, offsets + j, count,
+                                   c + r * c_pitch + j, c_pitch, accumulate, w);
     r += R;
   };
   // Rows go by threes where that leaves no single one behind, else by twos.
@@ -115,6 +120,51 @@ void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const
     strip.template operator()<1>();
   };
   const int64_t vectors = ceil_div(std::min<int64_t>(columns, kPanel<T>), kWidth<T>);
+  if (vectors == 3)
+    run.template operator()<kRows, 3>();
+  else if (vectors == 2)
+    run.template operator()<kRows, 2>();
+  else
+    run.template operator()<2 * kRows, 1>();
+}
+
+// tile[r * kPanel + j] += sum_k a[at[k] + r] * b[at[k] + j] on R rows and C vectors.
+template <class T, int R, int C>
+inline void indexed_tile(const T* __restrict a, const T* __restrict b, const int64_t* __restrict at,
+                         int64_t count, T* __restrict tile) {
+  Reg<T> acc[R][C] = {};
+  for (int64_t k = 0; k < count; ++k) {
+    const T *row = a + at[k], *column = b + at[k];
+    Reg<T> columns[C];
+    for (int v = 0; v < C; ++v) columns[v] = load(column + v * kWidth<T>);
+    for (int r = 0; r < R; ++r) {
+      const Reg<T> factor = broadcast(row[r]);
+      for (int v = 0; v < C; ++v) acc[r][v] += factor * columns[v];
+    }
+  }
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < C; ++v) {
+      T* to = tile + r * kPanel<T> + v * kWidth<T>;
+      store(to, load(to) + acc[r][v]);
+    }
+}
+
+// indexed_tile for any number of rows, and `columns` of the panel in whole vectors.
+template <class T>
+void indexed_product(const T* a, int64_t rows, const T* b, int64_t columns, const int64_t* at,
+                     int64_t count, T* tile) {
+  auto run = [&]<int R, int C>() {
+    int64_t r = 0;
+    auto strip = [&]<int S>() {
+      for (; r + S <= rows; r += S)
+        indexed_tile<T, S, C>(a + r, b, at, count, tile + r * kPanel<T>);
+    };
+    strip.template operator()<R>();
+    if constexpr (R > 4) strip.template operator()<4>();
+    strip.template operator()<2>();
+    strip.template operator()<1>();
+  };
+  const int64_t vectors = ceil_div(columns, kWidth<T>);
   if (vectors == 3)
     run.template operator()<kRows, 3>();
   else if (vectors == 2)

@@ -176,7 +176,7 @@ def _library(
 def _library_is_faster(rows: int, columns: int, positions: int) -> bool:
     """Where torch's convolution comes near the machine's peak: measured, not derived."""
     many = 1024 if positions >= 512 else 400
-    return min(rows, columns) > 8 and rows * columns > many
+    return min(rows, columns) > 8 and rows * columns >= many
 
 
 def _shape(

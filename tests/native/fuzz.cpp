@@ -8,188 +8,14 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
-#include <memory>
-#include <random>
-#include <string>
-#include <thread>
 #include <vector>
 
-#ifdef FUZZ_EMULATED
-#include "../../csrc/cuda/kernels.h"
-using lapkernels::cuda::Context;
-using lapkernels::cuda::kernels;
-#else
-#include "../../csrc/cpu/kernels.h"
-#endif
+#include "columns.h"
+#include "layers.h"
 
 using namespace lapkernels;
 
 namespace {
-
-std::mt19937_64 random_bits;
-int64_t thread_count = 1;
-
-int64_t draw(int64_t low, int64_t high) {
-  return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
-}
-
-#ifdef FUZZ_EMULATED
-// Small layers, since a barrier costs as much as a thousand additions.
-constexpr bool kSmall = true;
-
-// Memory of the last call is kept until the next.
-Context context() {
-  static std::vector<std::unique_ptr<char[]>> kept;
-  kept.clear();
-  return {nullptr, [](int64_t bytes) -> void* {
-            kept.emplace_back(new char[bytes]);
-            std::memset(kept.back().get(), 0xff, bytes);
-            return kept.back().get();
-          }};
-}
-#else
-constexpr bool kSmall = false;
-
-void run_threads(int64_t tasks, const Body& body) {
-  std::vector<std::thread> threads;
-  for (int64_t id = 0; id < thread_count; ++id)
-    threads.emplace_back([&, id] {
-      for (int64_t task = id; task < tasks; task += thread_count) body(task);
-    });
-  for (std::thread& thread : threads) thread.join();
-}
-
-Context context() { return {run_threads, thread_count}; }
-#endif
-
-// A tensor of small integers in memory of its own, its dimensions laid out in a random order.
-template <class T>
-struct Block6 {
-  std::unique_ptr<T[]> memory;
-  Grid<T> grid;
-
-  Block6(std::vector<int64_t> size, int64_t low, int64_t high) {
-    int64_t count = 1;
-    std::vector<int> order{0, 1, 2, 3, 4, 5};
-    std::shuffle(order.begin(), order.end(), random_bits);
-    for (int d : order) {
-      grid.size[d] = size[d];
-      grid.stride[d] = count;
-      count *= size[d];
-    }
-    memory.reset(new T[count]);
-    for (int64_t i = 0; i < count; ++i) memory[i] = T(draw(low, high));
-    grid.data = memory.get();
-  }
-  Block6 copy() const {
-    Block6 other({1, 1, 1, 1, 1, 1}, 0, 0);
-    int64_t count = 1;
-    for (int64_t size : grid.size) count *= size;
-    other.memory.reset(new T[count]);
-    std::copy(grid.data, grid.data + count, other.memory.get());
-    other.grid = grid;
-    other.grid.data = other.memory.get();
-    return other;
-  }
-  Grid<const T> view() const {
-    Grid<const T> g{grid.data, {}, {}};
-    std::copy(grid.size, grid.size + 6, g.size);
-    std::copy(grid.stride, grid.stride + 6, g.stride);
-    return g;
-  }
-  T& at(int64_t v, int64_t n, int64_t c, int64_t z, int64_t y, int64_t x) const {
-    const int64_t index[6] = {v, n, c, z, y, x};
-    int64_t offset = 0;
-    for (int d = 0; d < 6; ++d) offset += index[d] * grid.stride[d];
-    return grid.data[offset];
-  }
-};
-
-// A random layer on random sizes: small grid [A, t], large grid [B, u].
-struct Layer {
-  Taps taps{};
-  int64_t small[3], large[3], a, b, columns, samples;
-
-  // A large layer has few channels and so many positions that the kernels go slab by slab.
-  explicit Layer(bool is_large = false) {
-    const int dims = int(draw(1, is_large ? 2 : 3));
-    taps.groups = draw(0, 3) == 0 ? draw(2, 3) : 1;
-    const int64_t most = is_large ? 10 : !kSmall && draw(0, 4) == 0 ? 40 : 7;
-    a = taps.groups * draw(1, most);
-    b = taps.groups * draw(1, most);
-    columns = draw(1, 4);
-    samples = draw(1, 4);
-    const bool plain = draw(0, 1) == 0;  // 3 x 3, stride 1: the kernels' fast ways
-    for (int d = 0; d < 3; ++d) {
-      const bool used = d >= 3 - dims;
-      taps.kernel[d] = !used ? 1 : plain ? 3 : draw(1, 4);
-      taps.stride[d] = !used || plain ? 1 : draw(1, 3);
-      taps.dilation[d] = !used || plain ? 1 : draw(1, 3);
-      taps.padding[d] = used ? draw(-1, 4) : 0;
-      const int64_t longest = kSmall ? 9 / dims : dims == 1 ? 300 : dims == 2 ? 24 : 7;
-      const int64_t many = dims == 1 ? 30000 : 120;
-      small[d] = !used ? 1 : is_large ? draw(many, many + 40) : draw(1, longest);
-      const int64_t reach =
-          (small[d] - 1) * taps.stride[d] + taps.dilation[d] * (taps.kernel[d] - 1);
-      large[d] = used ? std::max<int64_t>(1, reach + 1 - 2 * taps.padding[d] + draw(-2, 2)) : 1;
-    }
-  }
-  int64_t taps_in_all() const { return taps.kernel[0] * taps.kernel[1] * taps.kernel[2]; }
-  std::vector<int64_t> small_size(int64_t v, int64_t n) const {
-    return {v, n, a, small[0], small[1], small[2]};
-  }
-  std::vector<int64_t> large_size(int64_t v, int64_t n) const {
-    return {v, n, b, large[0], large[1], large[2]};
-  }
-  std::vector<int64_t> weight_size() const {
-    return {1, a, b / taps.groups, taps.kernel[0], taps.kernel[1], taps.kernel[2]};
-  }
-  // Calls body(t, u, k) for every position, the place it reads and the tap, inside the large grid.
-  template <class F>
-  void each(F body) const {
-    int64_t t[3], k[3], u[3];
-    auto walk = [&](auto&& self, int d) -> void {
-      if (d == 3) return body(t, u, k);
-      for (t[d] = 0; t[d] < small[d]; ++t[d])
-        for (k[d] = 0; k[d] < taps.kernel[d]; ++k[d]) {
-          u[d] = t[d] * taps.stride[d] - taps.padding[d] + k[d] * taps.dilation[d];
-          if (u[d] >= 0 && u[d] < large[d]) self(self, d + 1);
-        }
-    };
-    walk(walk, 0);
-  }
-  int64_t tap(const int64_t k[3]) const {
-    return (k[0] * taps.kernel[1] + k[1]) * taps.kernel[2] + k[2];
-  }
-};
-
-void require(bool holds, const char* kernel, double got, double wanted) {
-  if (holds) return;
-  std::printf("%s: %.17g instead of %.17g\n", kernel, got, wanted);
-  std::exit(1);
-}
-
-// G[v][n][(a, b, k)] by plain loops.
-template <class T>
-std::vector<double> gradients(const Layer& l, const Block6<T>& small, const Block6<T>& large,
-                              int64_t v, int64_t n, bool square_small, bool square_large) {
-  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups,
-                a_group = l.a / l.taps.groups;
-  std::vector<double> g(l.a * b_group * kernel, 0.0);
-  const int64_t vs = std::min(v, small.grid.size[0] - 1), vl = std::min(v, large.grid.size[0] - 1);
-  l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
-    for (int64_t a = 0; a < l.a; ++a)
-      for (int64_t b = 0; b < b_group; ++b) {
-        double s = small.at(vs, n, a, t[0], t[1], t[2]);
-        double x = large.at(vl, n, a / a_group * b_group + b, u[0], u[1], u[2]);
-        if (square_small) s *= s;
-        if (square_large) x *= x;
-        g[(a * b_group + b) * kernel + l.tap(k)] += s * x;
-      }
-  });
-  return g;
-}
 
 template <class T>
 void check_weight_kernels(bool is_large) {
@@ -307,86 +133,16 @@ void check_input_kernel(bool is_large) {
           }
 }
 
-// The samples of a layer are the lanes of its windows.
 template <class T>
-void check_window_kernels() {
-  Layer l;
-  for (int d = 0; d < 3; ++d) {
-    l.small[d] = std::min<int64_t>(l.small[d], 6);
-    l.large[d] = std::min<int64_t>(l.large[d], 12);
-  }
-  l.samples = draw(0, 1) ? draw(1, 20) : draw(20, 150);
-  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups;
-  const int64_t a_group = l.a / l.taps.groups;
-
-  const bool on_large = draw(0, 1);
-  Block6<T> small(l.small_size(on_large ? 1 : l.columns, l.samples), -2, 2);
-  Block6<T> large(l.large_size(on_large ? l.columns : 1, l.samples), -2, 2);
-  Block6<T> out(l.weight_size(), -3, 3);
-  const Block6<T> before = out.copy();
-  const Update update{double(draw(0, 2)), double(draw(1, 2))};
-  std::vector<double> squares(l.a * b_group * kernel, 0.0);
-  for (int64_t n = 0; n < l.samples; ++n)
-    for (int64_t v = 0; v < l.columns; ++v) {
-      const auto g = gradients(l, small, large, v, n, false, false);
-      for (size_t i = 0; i < g.size(); ++i) squares[i] += g[i] * g[i];
-    }
-  kernels<T>().window_squared_sum(context(), out.grid, update, small.view(), large.view(), l.taps);
-  for (int64_t a = 0, i = 0; a < l.a; ++a)
-    for (int64_t b = 0; b < b_group; ++b)
-      for (int64_t z = 0; z < l.taps.kernel[0]; ++z)
-        for (int64_t y = 0; y < l.taps.kernel[1]; ++y)
-          for (int64_t x = 0; x < l.taps.kernel[2]; ++x, ++i) {
-            const double wanted =
-                update.decay * before.at(0, a, b, z, y, x) + update.scale * squares[i];
-            const T got = out.at(0, a, b, z, y, x);
-            require(got == wanted, "window_squared_sum", got, wanted);
-          }
-
-  const bool transposed = draw(0, 1), has_factor = draw(0, 1);
-  const auto source = [&](int64_t v) {
-    return transposed ? l.large_size(v, l.samples) : l.small_size(v, l.samples);
-  };
-  const auto target = [&](int64_t v) {
-    return transposed ? l.small_size(v, l.samples) : l.large_size(v, l.samples);
-  };
-  Block6<T> weight(l.weight_size(), -2, 2), s(source(l.columns), -2, 2), factor(target(1), -2, 2);
-  Block6<T> pulled(target(l.columns), -3, 3), sums(target(l.columns), 0, 0);
-  const Block6<T> old = pulled.copy();
-  l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
-    const int64_t* from = transposed ? u : t;
-    const int64_t* to = transposed ? t : u;
-    for (int64_t a = 0; a < l.a; ++a)
-      for (int64_t b = 0; b < b_group; ++b) {
-        const T w = weight.at(0, a, b, k[0], k[1], k[2]);
-        const int64_t channel = a / a_group * b_group + b;
-        for (int64_t v = 0; v < l.columns; ++v)
-          for (int64_t n = 0; n < l.samples; ++n)
-            sums.at(v, n, transposed ? a : channel, to[0], to[1], to[2]) +=
-                w * s.at(v, n, transposed ? channel : a, from[0], from[1], from[2]);
-      }
-  });
-  kernels<T>().window_pull(context(), pulled.grid, update, s.view(), weight.view(), l.taps,
-                           transposed, has_factor ? factor.view() : Grid<const T>{});
-  const int64_t* size = pulled.grid.size;
-  for (int64_t v = 0; v < size[0]; ++v)
-    for (int64_t n = 0; n < size[1]; ++n)
-      for (int64_t c = 0; c < size[2]; ++c)
-        for (int64_t z = 0; z < size[3]; ++z)
-          for (int64_t y = 0; y < size[4]; ++y)
-            for (int64_t x = 0; x < size[5]; ++x) {
-              const T scaled =
-                  sums.at(v, n, c, z, y, x) * (has_factor ? factor.at(0, n, c, z, y, x) : T(1));
-              const double wanted = update.decay * old.at(v, n, c, z, y, x) + update.scale * scaled;
-              const T got = pulled.at(v, n, c, z, y, x);
-              require(got == wanted, "window_pull", got, wanted);
-            }
-}
-
-template <class T>
-void check_moments() {
-  const Layer l;
-  const bool transposed = draw(0, 1), reduce = draw(0, 1), bias = draw(0, 1);
+void check_moments(bool shares_taps, bool is_large) {
+  Layer l(is_large);
+  // Taps share their products on enough channels with stride 1 only; a large layer is one line.
+  while (shares_taps &&
+         (l.taps.stride[0] * l.taps.stride[1] * l.taps.stride[2] > 1 || l.b / l.taps.groups < 8 ||
+          l.taps_in_all() == 1 || (is_large && l.small[1] > 1)))
+    l = Layer(is_large);
+  const bool transposed = !shares_taps && draw(0, 1), reduce = !shares_taps && draw(0, 1);
+  const bool bias = !shares_taps && draw(0, 1);
   Block6<T> x(transposed ? l.small_size(1, l.samples) : l.large_size(1, l.samples), -2, 2);
   const int64_t* output = transposed ? l.large : l.small;
   const int64_t channels = x.grid.size[2] / l.taps.groups, kernel = l.taps_in_all();
@@ -507,8 +263,14 @@ int main(int argc, char** argv) {
     check_input_kernel<double>(is_large);
     check_window_kernels<float>();
     check_window_kernels<double>();
-    check_moments<float>();
-    check_moments<double>();
+#ifndef FUZZ_EMULATED
+    check_sparse_kernels<float>();
+    check_sparse_kernels<double>();
+#endif
+    for (const bool shares_taps : {false, !kSmall}) {
+      check_moments<float>(shares_taps, is_large && shares_taps);
+      check_moments<double>(shares_taps, is_large && shares_taps);
+    }
     check_lists<float>();
     check_lists<double>();
   }

@@ -1,0 +1,191 @@
+// Random layers on random sizes, tensors of small integers, and G by plain loops.
+#pragma once
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#ifdef FUZZ_EMULATED
+#include "../../csrc/cuda/kernels.h"
+#else
+#include "../../csrc/cpu/kernels.h"
+#endif
+
+namespace lapkernels {
+
+#ifdef FUZZ_EMULATED
+using cuda::Context;
+using cuda::kernels;
+#endif
+
+inline std::mt19937_64 random_bits;
+inline int64_t thread_count = 1;
+
+inline int64_t draw(int64_t low, int64_t high) {
+  return std::uniform_int_distribution<int64_t>(low, high)(random_bits);
+}
+
+#ifdef FUZZ_EMULATED
+// Small layers, since a barrier costs as much as a thousand additions.
+constexpr bool kSmall = true;
+
+// Memory of the last call is kept until the next.
+inline Context context() {
+  static std::vector<std::unique_ptr<char[]>> kept;
+  kept.clear();
+  return {nullptr, [](int64_t bytes) -> void* {
+            kept.emplace_back(new char[bytes]);
+            std::memset(kept.back().get(), 0xff, bytes);
+            return kept.back().get();
+          }};
+}
+#else
+constexpr bool kSmall = false;
+
+inline void run_threads(int64_t tasks, const Body& body) {
+  std::vector<std::thread> threads;
+  for (int64_t id = 0; id < thread_count; ++id)
+    threads.emplace_back([&, id] {
+      for (int64_t task = id; task < tasks; task += thread_count) body(task);
+    });
+  for (std::thread& thread : threads) thread.join();
+}
+
+inline Context context() { return {run_threads, thread_count}; }
+#endif
+
+// A tensor of small integers in memory of its own, contiguous or with its dimensions laid out in a
+// random order.
+template <class T>
+struct Block6 {
+  std::unique_ptr<T[]> memory;
+  Grid<T> grid;
+
+  Block6(std::vector<int64_t> size, int64_t low, int64_t high) {
+    int64_t count = 1;
+    std::vector<int> order{5, 4, 3, 2, 1, 0};
+    if (draw(0, 1)) std::shuffle(order.begin(), order.end(), random_bits);
+    for (int d : order) {
+      grid.size[d] = size[d];
+      grid.stride[d] = count;
+      count *= size[d];
+    }
+    memory.reset(new T[count]);
+    for (int64_t i = 0; i < count; ++i) memory[i] = T(draw(low, high));
+    grid.data = memory.get();
+  }
+  Block6 copy() const {
+    Block6 other({1, 1, 1, 1, 1, 1}, 0, 0);
+    int64_t count = 1;
+    for (int64_t size : grid.size) count *= size;
+    other.memory.reset(new T[count]);
+    std::copy(grid.data, grid.data + count, other.memory.get());
+    other.grid = grid;
+    other.grid.data = other.memory.get();
+    return other;
+  }
+  Grid<const T> view() const {
+    Grid<const T> g{grid.data, {}, {}};
+    std::copy(grid.size, grid.size + 6, g.size);
+    std::copy(grid.stride, grid.stride + 6, g.stride);
+    return g;
+  }
+  T& at(int64_t v, int64_t n, int64_t c, int64_t z, int64_t y, int64_t x) const {
+    const int64_t index[6] = {v, n, c, z, y, x};
+    int64_t offset = 0;
+    for (int d = 0; d < 6; ++d) offset += index[d] * grid.stride[d];
+    return grid.data[offset];
+  }
+};
+
+// A random layer on random sizes: small grid [A, t], large grid [B, u].
+struct Layer {
+  Taps taps{};
+  int64_t small[3], large[3], a, b, columns, samples;
+
+  // A large layer has few channels and so many positions that the kernels go slab by slab.
+  explicit Layer(bool is_large = false) {
+    const int dims = int(draw(1, is_large ? 2 : 3));
+    taps.groups = draw(0, 3) == 0 ? draw(2, 3) : 1;
+    const int64_t most = is_large ? 10 : !kSmall && draw(0, 4) == 0 ? 40 : 7;
+    a = taps.groups * draw(1, most);
+    b = taps.groups * draw(1, most);
+    columns = draw(1, 4);
+    samples = draw(1, 4);
+    const bool plain = draw(0, 1) == 0;  // 3 x 3, stride 1: the kernels' fast ways
+    for (int d = 0; d < 3; ++d) {
+      const bool used = d >= 3 - dims;
+      taps.kernel[d] = !used ? 1 : plain ? 3 : draw(1, 4);
+      taps.stride[d] = !used || plain ? 1 : draw(1, 3);
+      taps.dilation[d] = !used || plain ? 1 : draw(1, 3);
+      taps.padding[d] = used ? draw(-1, 4) : 0;
+      const int64_t longest = kSmall ? 9 / dims : dims == 1 ? 300 : dims == 2 ? 24 : 7;
+      const int64_t many = dims == 1 ? 30000 : 120;
+      small[d] = !used ? 1 : is_large ? draw(many, many + 40) : draw(1, longest);
+      const int64_t reach =
+          (small[d] - 1) * taps.stride[d] + taps.dilation[d] * (taps.kernel[d] - 1);
+      large[d] = used ? std::max<int64_t>(1, reach + 1 - 2 * taps.padding[d] + draw(-2, 2)) : 1;
+    }
+  }
+  int64_t taps_in_all() const { return taps.kernel[0] * taps.kernel[1] * taps.kernel[2]; }
+  std::vector<int64_t> small_size(int64_t v, int64_t n) const {
+    return {v, n, a, small[0], small[1], small[2]};
+  }
+  std::vector<int64_t> large_size(int64_t v, int64_t n) const {
+    return {v, n, b, large[0], large[1], large[2]};
+  }
+  std::vector<int64_t> weight_size() const {
+    return {1, a, b / taps.groups, taps.kernel[0], taps.kernel[1], taps.kernel[2]};
+  }
+  // Calls body(t, u, k) for every position, the place it reads and the tap, inside the large grid.
+  template <class F>
+  void each(F body) const {
+    int64_t t[3], k[3], u[3];
+    auto walk = [&](auto&& self, int d) -> void {
+      if (d == 3) return body(t, u, k);
+      for (t[d] = 0; t[d] < small[d]; ++t[d])
+        for (k[d] = 0; k[d] < taps.kernel[d]; ++k[d]) {
+          u[d] = t[d] * taps.stride[d] - taps.padding[d] + k[d] * taps.dilation[d];
+          if (u[d] >= 0 && u[d] < large[d]) self(self, d + 1);
+        }
+    };
+    walk(walk, 0);
+  }
+  int64_t tap(const int64_t k[3]) const {
+    return (k[0] * taps.kernel[1] + k[1]) * taps.kernel[2] + k[2];
+  }
+};
+
+inline void require(bool holds, const char* kernel, double got, double wanted) {
+  if (holds) return;
+  std::printf("%s: %.17g instead of %.17g\n", kernel, got, wanted);
+  std::exit(1);
+}
+
+// G[v][n][(a, b, k)] by plain loops.
+template <class T>
+std::vector<double> gradients(const Layer& l, const Block6<T>& small, const Block6<T>& large,
+                              int64_t v, int64_t n, bool square_small, bool square_large) {
+  const int64_t kernel = l.taps_in_all(), b_group = l.b / l.taps.groups,
+                a_group = l.a / l.taps.groups;
+  std::vector<double> g(l.a * b_group * kernel, 0.0);
+  const int64_t vs = std::min(v, small.grid.size[0] - 1), vl = std::min(v, large.grid.size[0] - 1);
+  l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
+    for (int64_t a = 0; a < l.a; ++a)
+      for (int64_t b = 0; b < b_group; ++b) {
+        double s = small.at(vs, n, a, t[0], t[1], t[2]);
+        double x = large.at(vl, n, a / a_group * b_group + b, u[0], u[1], u[2]);
+        if (square_small) s *= s;
+        if (square_large) x *= x;
+        g[(a * b_group + b) * kernel + l.tap(k)] += s * x;
+      }
+  });
+  return g;
+}
+
+}  // namespace lapkernels
