@@ -72,16 +72,21 @@ def occupancy(row: dict[str, Any]) -> float:
     return blocks * threads / THREADS
 
 
+def _used(row: dict[str, Any]) -> str:
+    spilled = f", {row['spills']} spilled" if row["spills"] else ""
+    return f"{row['registers']}, {row['shared']}{spilled}"
+
+
 def table() -> Iterable[str]:
     """Markdown: registers and shared bytes on every target, occupancy on sm_80, for float32."""
     yield "| kernel | serves | tile, warps | " + " | ".join(TARGETS) + " | occupancy sm_80 |"
     yield "|---|---|---|" + "---|" * (len(TARGETS) + 1)
-    of_target = {target: rows(target, "float32", every_tile=True) for target in TARGETS}
+    of_target = {target: rows(target, "float32") for target in TARGETS}
     for row in of_target["sm_80"]:
         cells = []
         for found in of_target.values():
             same = [r for r in found if (r["kernel"], r["tile"]) == (row["kernel"], row["tile"])]
-            cells.append(f"{same[0]['registers']}, {same[0]['shared']}" if same else "")
+            cells.append(", ".join(_used(r) for r in same))
         what = f"| {row['kernel']} | {row['ops']} | {row['tile'] or 'by size'}, {row['warps']} | "
         yield what + " | ".join(cells) + f" | {occupancy(row):.0%} |"
 
