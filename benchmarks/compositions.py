@@ -15,6 +15,8 @@ from benchmarks.models import (
     diag_empirical,
     diag_exact,
     diag_mc,
+    forward_and_backward,
+    gradient_and_diag_approx,
     kfac,
     kflr,
     predictive_variance,
@@ -97,7 +99,7 @@ def _(problem: Problem) -> Tensor:
 
 @diag_approx.method("squared layers")
 @torch.no_grad()
-def _(problem: Problem) -> list[Tensor]:
+def squared_layers(problem: Problem) -> list[Tensor]:
     """Each layer's squared Jacobian by one call of the library's backward."""
     assert isinstance(problem.model, nn.Sequential)
     inputs = [problem.x]
@@ -124,6 +126,11 @@ def _(problem: Problem) -> list[Tensor]:
             m = _copy_backward(layer, x, m)
         output = x
     return found[::-1]
+
+
+@gradient_and_diag_approx.method("backward, then squared layers")
+def _(problem: Problem) -> list[Tensor]:
+    return [*forward_and_backward(problem), *squared_layers(problem)]
 
 
 def _squared_convolution(

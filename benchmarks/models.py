@@ -38,11 +38,12 @@ def family(
 ) -> Family:
     """A family in units of one forward and backward pass."""
     made = register(Family(name, sizes, quick, make, oracle, TOLERANCE, **options))
-    made.method("forward and backward", "unit")(_forward_and_backward)
+    made.method("forward and backward", "unit")(forward_and_backward)
     return made
 
 
-def _forward_and_backward(problem: Problem) -> list[Tensor]:
+def forward_and_backward(problem: Problem) -> list[Tensor]:
+    """The gradient of the loss in every parameter."""
     output = problem.model(problem.x)
     loss = oracles.negative_log_likelihood(output, problem.y, problem.likelihood)
     return list(torch.autograd.grad(loss, list(problem.model.parameters())))
@@ -51,6 +52,9 @@ def _forward_and_backward(problem: Problem) -> list[Tensor]:
 diag_exact = family("diag_exact", EVERY, CLASSIFIER, oracles.diagonal, checked=checked)
 diag_mc = family("diag_mc", EVERY, CLASSIFIER, oracles.diagonal, checked=tiny, draws=DRAWS)
 diag_approx = family("diag_approx", SEQUENCES, IMAGES, oracles.approximate_diagonal)
+gradient_and_diag_approx = family(
+    "gradient_and_diag_approx", SEQUENCES, IMAGES, oracles.gradient_and_approximate_diagonal
+)
 diag_empirical = family("diag_empirical", EVERY, CLASSIFIER, oracles.empirical_diagonal)
 kfac = family("kfac", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=tiny, draws=DRAWS)
 kflr = family("kflr", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=checked)
@@ -82,6 +86,13 @@ def _(problem: Problem) -> list[Tensor]:
 @diag_approx.method("lapkernels", "ours")
 def _(problem: Problem) -> list[Tensor]:
     return _diag(problem, "approx", problem.x)
+
+
+@gradient_and_diag_approx.method("lapkernels", "ours")
+def _(problem: Problem) -> list[Tensor]:
+    data = (problem.x, problem.y)
+    found = lk.gradient_and_diag(problem.model, data, problem.likelihood, method="approx")
+    return [*_in_order(problem, found.gradient), *_in_order(problem, found.diagonal)]
 
 
 @diag_empirical.method("lapkernels", "ours")

@@ -88,6 +88,14 @@ def approximate_diagonal(problem: Problem) -> dict[str, Tensor]:
     return {name: total[name] for name, _ in model.named_parameters()}
 
 
+def gradient_and_approximate_diagonal(problem: Problem) -> list[Tensor]:
+    """The gradient of the loss, and the diagonal above."""
+    model = copy.deepcopy(problem.model).double()
+    y = problem.y.double() if problem.y.is_floating_point() else problem.y
+    loss = negative_log_likelihood(model(problem.x.double()), y, problem.likelihood)
+    return [*grad(loss, list(model.parameters())), *approximate_diagonal(problem).values()]
+
+
 def output_diagonal(output: Tensor, likelihood: Likelihood) -> Tensor:
     """Diagonal of the loss's Hessian in the output, for every sample."""
     if likelihood == "gaussian":

@@ -81,7 +81,11 @@ def test_every_method_is_right_at_the_quick_size(family: Family, method: Method)
 
 @pytest.mark.parametrize("size", TINY, ids=str)
 @pytest.mark.parametrize(
-    "name", ["diag_exact", "diag_approx", "diag_empirical", "kflr", "predictive_variance"]
+    "name",
+    [
+        *("diag_exact", "diag_approx", "gradient_and_diag_approx", "diag_empirical"),
+        *("kflr", "predictive_variance"),
+    ],
 )
 def test_compositions_and_oracles_agree_on_every_network(name: str, size: NetworkSize) -> None:
     family = load()[name]

@@ -10,6 +10,7 @@ from lapkernels.curvature.diag import diag
 from lapkernels.curvature.eigenbasis import Eigenbasis
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.full import Full, full
+from lapkernels.curvature.gradient_and_diag import GradientAndDiagonal, gradient_and_diag
 from lapkernels.curvature.hessian import hessian_diag
 from lapkernels.curvature.kron import kron
 from lapkernels.curvature.kron_corrected import CorrectedKronecker, kron_corrected
@@ -27,6 +28,7 @@ __all__ = [
     "Eigenbasis",
     "Factors",
     "Full",
+    "GradientAndDiagonal",
     "IndependentEntries",
     "Kronecker",
     "KroneckerEigenbasis",
@@ -36,6 +38,7 @@ __all__ = [
     "diag",
     "full",
     "ggn_product",
+    "gradient_and_diag",
     "hessian_diag",
     "kron",
     "kron_corrected",

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.diagonal_walk import pull_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.explain import explanation
 from lapkernels.curvature.hessian import hessian_diag
@@ -16,7 +17,7 @@ from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.state import Diagonal, Summary
-from lapkernels.curvature.walk import Collector, pull_diagonal
+from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.rules.shared import Scaled, reads_once
 from lapkernels.rules.windows import Window, window_squares
@@ -61,10 +62,7 @@ def diag(
     what the model returns. ``memory_budget`` bounds the bytes of columns on their way. ``explain``
     prints a table of what is carried to each layer, at which cost, for the first batch.
     """
-    if method not in get_args(Method):
-        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
-    if not threshold >= 0:
-        raise ValueError(f"threshold={threshold} must be a number of features, or infinity")
+    check_method(method, threshold)
     if method == "hessian":
         return hessian_diag(
             model,
@@ -89,21 +87,44 @@ def diag(
     count = 0
     for one in batches:
         noise.check(one.prediction, one.target)
-        if method in ("approx", "mixed") and one.plan.trace.opaque:
-            raise Refused(
-                f"{one.plan.trace.opaque[0]}, through which no diagonal can be passed; methods "
-                "'exact', 'mc' and 'empirical' work"
-            )
         if explain and count == 0:
             print(explanation(one, noise, method, samples))
-        if method == "approx":
-            pull_diagonal(one.plan, noise.diagonal(one.prediction, one.target), total.add)
-        elif method == "mixed":
-            mixed_into(one, noise, threshold, total)
-        else:
-            columns_into(one, noise, method, samples, sampler, generator, total)
+        diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
         count += one.count
     return Diagonal(total.values, Summary.of(count, chosen, method, noise))
+
+
+def check_method(method: str, threshold: float) -> None:
+    """Raise unless this is a method, with a threshold that it can take."""
+    if method not in get_args(Method):
+        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
+    if not threshold >= 0:
+        raise ValueError(f"threshold={threshold} must be a number of features, or infinity")
+
+
+def diagonal_into(
+    one: Pass,
+    likelihood: Likelihood,
+    method: str,
+    threshold: float,
+    samples: int,
+    sampler: Sampler,
+    generator: torch.Generator | None,
+    total: SquaredSum,
+) -> None:
+    """Add the diagonal of a recorded batch."""
+    if method not in ("approx", "mixed"):
+        columns_into(one, likelihood, method, samples, sampler, generator, total)
+        return
+    if one.plan.trace.opaque:
+        raise Refused(
+            f"{one.plan.trace.opaque[0]}, through which no diagonal can be passed; methods "
+            "'exact', 'mc' and 'empirical' work"
+        )
+    if method == "approx":
+        pull_diagonal(one.plan, likelihood.diagonal(one.prediction, one.target), total.add)
+    else:
+        mixed_into(one, likelihood, threshold, total)
 
 
 def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: SquaredSum) -> None:
@@ -158,11 +179,25 @@ class SquaredSum(Collector):
     """sum_{n,v} G_{n,v}², for each parameter."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
-        self.values = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        self.parameters = parameters
+        self._found: dict[str, Tensor] = {}
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The sum of each parameter, of its shape."""
+        return {
+            name: self._found[name] if name in self._found else torch.zeros_like(p)
+            for name, p in self.parameters.items()
+        }
 
     def add(self, name: str, value: Tensor) -> None:
-        """Add a parameter's share."""
-        self.values[name] += value
+        """Add a parameter's share, a new tensor that becomes ours."""
+        if name in self._found:
+            self._found[name] += value
+            return
+        parameter = self.parameters[name]
+        same = value.dtype == parameter.dtype and value.stride() == parameter.stride()
+        self._found[name] = value if same else torch.empty_like(parameter).copy_(value)
 
     def share(self, share: Share, s: Tensor) -> None:
         self.add(share.name, share.to_parameter(share.use.squared_sum(s)))

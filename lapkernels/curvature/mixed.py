@@ -16,13 +16,13 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.diagonal_walk import hand_out_diagonal
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import (
     Collector,
     accumulate,
     hand_out,
-    hand_out_diagonal,
     naming,
     pull_weights,
 )

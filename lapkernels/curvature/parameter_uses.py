@@ -62,7 +62,7 @@ def _moved(value: Value, makers: dict[int, Node]) -> tuple[Value, tuple[Step, ..
         step = None if node is None else Step.of(node, value)
         if node is None or step is None:
             break
-        if step.rule.push(torch.empty(node.inputs[0].shape, device="meta")) is None:
+        if not step.rule.one_to_one:
             break
         chain.append(step)
         value = node.inputs[0]

@@ -74,8 +74,12 @@ def passes(
     memory_budget: int | None = None,
     progress: bool = False,
     route: Route = "auto",
+    graph: bool = False,
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
-    """The chosen parameters, and a pass for every batch of the data."""
+    """The chosen parameters, and a pass for every batch of the data.
+
+    With ``graph`` every pass keeps autograd's graph of its prediction.
+    """
     if route not in get_args(Route):
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
     if memory_budget is not None and memory_budget < 1:
@@ -88,7 +92,7 @@ def passes(
     def run() -> Iterator[Pass]:
         batches = batches_of(data)
         for batch in with_progress(batches, data) if progress else batches:
-            yield from _passes(subject, batch, output, memory_budget, route)
+            yield from _passes(subject, batch, output, memory_budget, route, graph)
 
     return chosen, run()
 
@@ -99,17 +103,18 @@ def _passes(
     output: Output,
     budget: int | None,
     route: Route,
+    graph: bool,
 ) -> Iterator[Pass]:
     """One pass for the batch, or one for each of its samples if that is what it takes."""
     try:
-        whole = _pass(subject, batch, output, budget, route)
+        whole = _pass(subject, batch, output, budget, route, graph)
     except SamplesLost as lost:
         if route == "rules" or batch.count == 1:
             raise
         warnings.warn(
             f"{lost}. Samples run one at a time, which is slow.", RuntimeWarning, stacklevel=5
         )
-        yield from _one_by_one(subject, batch, output, budget, route)
+        yield from _one_by_one(subject, batch, output, budget, route, graph)
     else:
         yield whole
 
@@ -120,11 +125,12 @@ def _one_by_one(
     output: Output,
     budget: int | None,
     route: Route,
+    graph: bool,
 ) -> Iterator[Pass]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         together = selector(output, batch.count)(subject.model(*batch.args, **batch.kwargs))
     for n in range(batch.count):
-        one = _pass(subject, batch.sample(n), output, budget, route)
+        one = _pass(subject, batch.sample(n), output, budget, route, graph)
         if not _close(one.prediction[0], together[n]):
             raise Refused(
                 f"the model's output for sample {n} changes with the other samples of the batch; "
@@ -146,12 +152,13 @@ def _pass(
     output: Output,
     budget: int | None,
     route: Route,
+    graph: bool,
 ) -> Pass:
     select = selector(output, batch.count)
     inputs = (batch.args, batch.kwargs)
     by_autograd = route == "autograd"
     with torch.random.fork_rng(devices=[]):
-        trace = record(subject, inputs, select, edges=by_autograd)
+        trace = record(subject, inputs, select, edges=by_autograd, graph=graph)
         if trace.opaque and not by_autograd:
             if route == "rules":
                 raise Refused(f"{trace.opaque[0]}: only autograd knows its gradient; route='auto'")

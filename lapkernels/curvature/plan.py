@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from lapkernels.curvature.trace import Node, Trace, Value
@@ -57,9 +56,7 @@ class Share:
     def to_weight(self, value: Tensor) -> Tensor:
         """A tensor of the parameter's layout in the weight's."""
         for step in reversed(self.chain):
-            pushed = step.rule.push(value)
-            assert pushed is not None
-            value = pushed
+            value = step.rule.push(value)
         return value
 
 
@@ -157,7 +154,7 @@ def _origin(
         step = None if node is None else Step.of(node, value)
         if node is None or step is None:
             return None
-        if step.rule.push(torch.empty(node.inputs[0].shape, device="meta")) is None:
+        if not step.rule.one_to_one:
             return None
         chain.append(step)
         value = node.inputs[0]

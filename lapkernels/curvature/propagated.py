@@ -23,11 +23,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.diagonal_walk import pull_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import passes
 from lapkernels.curvature.predictive import check_variance
 from lapkernels.curvature.selection import Output
-from lapkernels.curvature.walk import pull_diagonal
 
 
 @torch.no_grad()

@@ -2,42 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
 
 from lapkernels.curvature.errors import Refused, SamplesLost
-from lapkernels.curvature.recorder import Recorder, tensors_of
+from lapkernels.curvature.operator import tensors_of
+from lapkernels.curvature.recorder import Recorder
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Samples, follow
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model, the parameters whose curvature is meant, and what is looked up in it once."""
+    """A model, the parameters whose curvature is meant, and what is looked up in it once.
+
+    ``names`` has the first name of a parameter for each of its names, and ``paths`` the name of
+    each module by identity.
+    """
 
     model: nn.Module
     chosen: dict[str, nn.Parameter]
     parameters: dict[str, nn.Parameter]
+    names: dict[str, str]
     paths: dict[int, str]
     recurrent: bool
 
     @classmethod
     def of(cls, model: nn.Module, chosen: dict[str, nn.Parameter]) -> Subject:
         """Look a model up."""
+        parameters: dict[str, nn.Parameter] = {}
+        names: dict[str, str] = {}
+        firsts: dict[int, str] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            names[name] = first = firsts.setdefault(id(parameter), name)
+            parameters[first] = parameter
         modules = list(model.named_modules())
         return cls(
             model,
             chosen,
-            dict(model.named_parameters()),
+            parameters,
+            names,
             {id(module): name for name, module in modules},
             any(isinstance(module, nn.RNNBase) for _, module in modules),
         )
@@ -49,16 +58,18 @@ def record(
     select: Callable[[Any], Any],
     *,
     edges: bool = False,
+    graph: bool = False,
 ) -> Trace:
     """Run the model on a batch and record it.
 
     ``inputs`` are positional and keyword arguments; all their tensors hold samples in dimension 0.
-    With ``edges`` autograd's graph is kept, and met at every op that uses a weight.
+    With ``graph`` autograd's graph is kept, with ``edges`` also where it meets every op that uses a
+    weight.
     """
     try:
-        return _record(subject, inputs, select, False, edges)
+        return _record(subject, inputs, select, False, edges, graph)
     except SamplesLost:
-        return _record(subject, inputs, select, True, edges)
+        return _record(subject, inputs, select, True, edges, graph)
 
 
 def _record(
@@ -67,10 +78,11 @@ def _record(
     select: Callable[[Any], Any],
     place_fresh: bool,
     edges: bool,
+    graph: bool,
 ) -> Trace:
     tensors = [*tensors_of(inputs[0]), *tensors_of(tuple(inputs[1].values()))]
     count = tensors[0].shape[0]
-    recorder = Recorder(count, place_fresh, edges)
+    recorder = Recorder(count, subject.paths, place_fresh, edges)
     where = Samples(count)
     args, kwargs = _detached(inputs[0]), {k: _detached(v) for k, v in inputs[1].items()}
     for tensor in [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]:
@@ -85,8 +97,10 @@ def _record(
             parameters[name] = recorder.define(leaf, Value(leaf.shape, None, True, name))
     # torch's fused recurrent layers hide several results of one op behind each other.
     plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
-    with plain, _paths(subject, recorder), torch.enable_grad(), recorder:
-        result = torch.func.functional_call(subject.model, leaves, args, kwargs)
+    # With all names of each parameter given, nothing is left to tie.
+    tied = {name: leaves[first] for name, first in subject.names.items()}
+    with plain, torch.enable_grad(), recorder:
+        result = torch.func.functional_call(subject.model, tied, args, kwargs, tie_weights=False)
         output = select(result)
         value = _output(recorder, output)
     recorder.notice_hooks()
@@ -100,7 +114,7 @@ def _record(
         value,
         output.detach(),
         recorder.entries,
-        output if edges else None,
+        output if edges or graph else None,
         {name: leaves[name] for name in subject.chosen},
         recorder.opaque,
         recorder.hidden,
@@ -117,31 +131,6 @@ def _output(recorder: Recorder, output: Tensor) -> Value:
     if recorder.count > 1 and value.samples not in (None, Samples(recorder.count)):
         raise Refused("the model's output holds its samples in another dimension than 0")
     return value
-
-
-@contextmanager
-def _paths(subject: Subject, recorder: Recorder) -> Iterator[None]:
-    """Keep the recorder told which module is running, by hooks that are gone afterwards."""
-    names = subject.paths
-    stack: list[str] = [""]
-
-    def enter(module: nn.Module, args: Any) -> None:
-        stack.append(names.get(id(module), type(module).__name__))
-        recorder.path = stack[-1]
-
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
-        stack.pop()
-        recorder.path = stack[-1]
-
-    handles = [
-        register_module_forward_pre_hook(enter),
-        register_module_forward_hook(leave),
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _reached(nodes: list[Node], output: Value) -> list[Node]:

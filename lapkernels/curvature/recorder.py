@@ -8,8 +8,8 @@ overwritten.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+import sys
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.memory import Memory
+from lapkernels.curvature.operator import functional_of, operator_of, tensors_of, wrapped
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.rules import (
     Call,
@@ -41,13 +42,15 @@ from lapkernels.rules.memory import PartRead, PartWrite, Region
 class Recorder(TorchDispatchMode):
     """Sees every op below autograd and builds its rule."""
 
-    def __init__(self, count: int, place_fresh: bool, edges: bool) -> None:
+    def __init__(
+        self, count: int, paths: Mapping[int, str], place_fresh: bool, edges: bool
+    ) -> None:
         super().__init__()
         self.count = count
         self.nodes: list[Node] = []
         self.opaque: list[str] = []
         self.hidden = False
-        self.path = ""
+        self._paths = paths
         self.entries = 0
         self._place_fresh = place_fresh
         self._edges = edges
@@ -68,7 +71,7 @@ class Recorder(TorchDispatchMode):
 
     def value(self, tensor: Tensor) -> Value:
         """What a tensor is; one never seen before is a constant."""
-        if id(tensor) in self._stale:
+        if self._stale and id(tensor) in self._stale:
             return self._read(tensor)
         known = self._values.get(id(tensor))
         return known[0] if known else self.define(tensor, Value(tensor.shape, None, False))
@@ -78,30 +81,29 @@ class Recorder(TorchDispatchMode):
         func: Any,
         types: Any,
         args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         if self._pending:
             self.settle()
-        name, writes, random = _described(func)
-        if random:
-            raise Refused(f"{name} in {self.where} makes the output random; call model.eval()")
+        op, kwargs = operator_of(func), kwargs or {}
+        if op.random:
+            raise Refused(f"{op.name} in {self.where} makes the output random; call model.eval()")
+        if op.detaches:
+            samples, out = self.operand(args[0]).samples, func(*args)
+            self.define(out, Value(out.shape, samples, False))
+            return out
         tensors = tensors_of(args)
         if kwargs:
-            tensors += tensors_of(tuple(kwargs.values()))
-        grad = torch.is_grad_enabled()
+            tensors += tensors_of(kwargs.values())
         values = [self.operand(tensor) for tensor in tensors]
-        if name == "aten::detach":
-            out = func(*args)
-            self.define(out, Value(out.shape, values[0].samples, False))
-            return out
-        if not grad:
+        if not torch.is_grad_enabled():
             self.hidden |= any(value.active and value.samples is None for value in values)
-        if writes:
-            return self._write(name, func, args, dict(kwargs or {}), tensors, values)
-        out = func(*args, **(kwargs or {}))
-        if name.startswith("aten::new_"):
+        if op.writes:
+            return self._write(op.name, func, args, kwargs, tensors, values)
+        out = func(*args, **kwargs)
+        if op.fresh:
             tensors, values = [], []
-        self._record(name, func, args, dict(kwargs or {}), tensors, values, _outputs(out))
+        self._record(op.name, func, args, kwargs, tensors, values, _outputs(out))
         return out
 
     def settle(self) -> None:
@@ -201,13 +203,15 @@ class Recorder(TorchDispatchMode):
         outputs: tuple[Tensor, ...],
         builder: Callable[..., Rule] | None = None,
     ) -> None:
-        varies = any(value.samples is not None for value in values)
-        active = torch.is_grad_enabled() and any(value.active for value in values)
+        grad = torch.is_grad_enabled()
+        varies = active = False
+        for value in values:
+            varies |= value.samples is not None
+            active |= value.active and grad
         if not varies and not active:
-            without_grad = not torch.is_grad_enabled()
             for out in outputs:
                 samples = self._fresh(out, values)
-                self.define(out, Value(out.shape, samples, False, without_grad=without_grad))
+                self.define(out, Value(out.shape, samples, False, without_grad=not grad))
             return
         builder = builder or builder_of(name)
         if self._place_fresh and name == "aten::expand" and not varies:
@@ -215,25 +219,25 @@ class Recorder(TorchDispatchMode):
             if samples is not None:
                 builder, args, kwargs = Lift, args[:1], {"samples": samples}
         try:
-            call, rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
+            rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
         except SamplesLost:
             if self.count > 1:
                 raise
             values = [
                 self.lifted(tensor, value) for tensor, value in zip(tensors, values, strict=True)
             ]
-            call, rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
+            rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
         active = active and rule.differentiable
-        without_grad = not torch.is_grad_enabled()
         results = []
         for out, samples in zip(outputs, rule.samples, strict=True):
             moves = active and out.is_floating_point()
             if active and out.is_complex():
                 self.opaque.append(f"{self.where} computes with complex numbers")
                 moves = True
-            value = Value(out.shape, samples, moves, None, without_grad)
+            value = Value(out.shape, samples, moves, None, not grad)
             results.append(self.define(out, value))
-            self.entries += out.numel() if moves else 0
+            if moves:
+                self.entries += out.numel()
         if active:
             node = Node(name, self.path, values, results, rule)
             self.nodes.append(node)
@@ -250,29 +254,32 @@ class Recorder(TorchDispatchMode):
         values: list[Value],
         outputs: tuple[Tensor, ...],
         builder: Callable[..., Rule] | None,
-    ) -> tuple[Call, Rule]:
+    ) -> Rule:
+        keep = self._memory.keep
         operands = [
-            Operand(tensor, value.samples, value.active, self._memory.keep)
+            Operand(tensor, value.samples, value.active, keep)
             for tensor, value in zip(tensors, values, strict=True)
         ]
-        call = Call(name, op, operands, outputs, self._memory.keep, self.count, _same(values))
+        call = Call(name, op, operands, outputs, keep, self.count, _same(values))
         rest = iter(operands)
-        args = tuple(_wrap(value, rest) for value in args)
-        kwargs = {key: _wrap(value, rest) for key, value in kwargs.items()}
+        given = wrapped(args, rest)
+        if kwargs:
+            kwargs = dict(zip(kwargs, wrapped(kwargs.values(), rest), strict=True))
         try:
-            rule = self._built(call, args, kwargs, builder)
+            rule = self._built(call, given, kwargs, builder)
         except MixesSamples as error:
             short = name.removeprefix("aten::")
             raise SamplesLost(
                 f"{short} in {self.where} cannot be followed sample by sample: {error}"
             ) from error
-        self._account(call, rule)
-        return call, rule
+        if any(value.active and value.samples is None for value in values):
+            self._account(call, rule)
+        return rule
 
     def _built(
         self,
         call: Call,
-        args: tuple[Any, ...],
+        args: list[Any],
         kwargs: dict[str, Any],
         builder: Callable[..., Rule] | None,
     ) -> Rule:
@@ -298,8 +305,7 @@ class Recorder(TorchDispatchMode):
 
     def _account(self, call: Call, rule: Rule) -> None:
         """Every weight that meets samples must be a use, or its share would be lost."""
-        weights = any(operand.is_weight for operand in call.operands)
-        if not weights or all(samples is None for samples in rule.samples):
+        if all(samples is None for samples in rule.samples):
             return
         for index, operand in enumerate(call.operands):
             if not operand.is_weight:
@@ -317,6 +323,19 @@ class Recorder(TorchDispatchMode):
             self.opaque.append("the model registers a hook on the gradient of a tensor")
 
     @property
+    def path(self) -> str:
+        """Name of the module that runs: the innermost one of the model's in whose method we are."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            own = frame.f_globals is globals()
+            if not own and frame.f_code.co_varnames[:1] == ("self",):
+                name = self._paths.get(id(frame.f_locals.get("self")))
+                if name is not None:
+                    return name
+            frame = frame.f_back
+        return ""
+
+    @property
     def where(self) -> str:
         """The module that runs, for messages."""
         return self.path or "the model"
@@ -328,41 +347,6 @@ class Recorder(TorchDispatchMode):
         return Samples(self.count, list(out.shape).index(self.count))
 
 
-@cache
-def _described(func: Any) -> tuple[str, bool, bool]:
-    """An op's name, whether it overwrites an argument, and whether it draws random numbers.
-
-    Ops that have a rule judge by their arguments whether they are random.
-    """
-    name = func._schema.name
-    bare = name.removesuffix("_")
-    random = torch.Tag.nondeterministic_seeded in func.tags and builder_of(bare) is None
-    # The noise that RReLU writes is not read again.
-    writes = func._schema.is_mutable and name != "aten::rrelu_with_noise"
-    return name, writes, random
-
-
-def tensors_of(arguments: tuple[Any, ...] | list[Any]) -> list[Tensor]:
-    """All tensors among arguments, in order."""
-    found: list[Tensor] = []
-    for value in arguments:
-        if isinstance(value, Tensor):
-            found.append(value)
-        elif isinstance(value, (list, tuple)):
-            found += tensors_of(value)
-        elif isinstance(value, dict):
-            found += tensors_of(tuple(value.values()))
-    return found
-
-
-def _wrap(value: Any, operands: Iterator[Operand]) -> Any:
-    if isinstance(value, Tensor):
-        return next(operands)
-    if isinstance(value, (list, tuple)):
-        return [_wrap(entry, operands) for entry in value]
-    return value
-
-
 def _outputs(out: Any) -> tuple[Tensor, ...]:
     if isinstance(out, Tensor):
         return (out,)
@@ -372,36 +356,9 @@ def _outputs(out: Any) -> tuple[Tensor, ...]:
 
 
 def _same(values: list[Value]) -> list[list[int]]:
-    if len(values) == 1:
-        return [[0]]
+    if len(values) == 1 or len(set(map(id, values))) == len(values):
+        return [[index] for index in range(len(values))]
     groups: dict[int, list[int]] = {}
     for index, value in enumerate(values):
         groups.setdefault(id(value), []).append(index)
     return list(groups.values())
-
-
-@cache
-def functional_of(func: Any) -> Any:
-    """The op that returns what an in-place op writes: torch's own if its arguments are the same."""
-    bare = func._schema.name.removeprefix("aten::").removesuffix("_")
-    packet = getattr(torch.ops.aten, bare, None)
-    name = func._overloadname
-    if packet is not None and name in packet.overloads():
-        other = getattr(packet, name)
-        if _arguments(other) == _arguments(func):
-            return other
-    return Functional(func)
-
-
-def _arguments(func: Any) -> list[tuple[str, str]]:
-    return [(argument.name, str(argument.type)) for argument in func._schema.arguments]
-
-
-class Functional:
-    """An in-place op that leaves its argument alone and returns the new value."""
-
-    def __init__(self, func: Any) -> None:
-        self.func, self._schema = func, func._schema
-
-    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return self.func(x.clone(), *args, **kwargs)

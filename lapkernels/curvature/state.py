@@ -88,10 +88,14 @@ def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
 
 def fingerprint(parameters: Mapping[str, Tensor]) -> str:
     """A name for parameters: their names, shapes and dtypes, and some of their values."""
-    digest = hashlib.sha256()
-    for name, parameter in parameters.items():
-        digest.update(f"{name}{tuple(parameter.shape)}{parameter.dtype}".encode())
+    kinds = [f"{name}{tuple(p.shape)}{p.dtype}" for name, p in parameters.items()]
+    digest = hashlib.sha256("".join(kinds).encode())
+    parts: list[Tensor] = []
+    for parameter in parameters.values():
         flat = parameter.detach().reshape(-1)
-        step = max(1, flat.numel() // FINGERPRINT_VALUES)
-        digest.update(flat[::step].to("cpu", torch.float64).numpy().tobytes())
+        parts.append(flat[:: max(1, flat.numel() // FINGERPRINT_VALUES)])
+    if len({(part.dtype, part.device) for part in parts}) > 1:
+        parts = [part.to("cpu", torch.float64) for part in parts]
+    if parts:
+        digest.update(torch.cat(parts).to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""Going back over a recorded forward pass, with columns or with a diagonal.
+"""Going back over a recorded forward pass with columns.
 
 Columns reach every op that uses a weight. Where the weight is a parameter, used once, its share is
 handed out as a ``Use``, which needs no Jacobian in memory. Where a parameter is used twice, or is
@@ -9,15 +9,15 @@ are added first, a few samples at a time, and handed out as they are: cross term
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from math import prod
 
 from torch import Tensor
 
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.plan import Plan, Section, Share, Step
+from lapkernels.curvature.plan import Plan, Section, Share
 from lapkernels.curvature.trace import Node
-from lapkernels.rules import MixesSamples, Unsupported, Use, row_chunks
+from lapkernels.rules import MixesSamples, Unsupported, row_chunks
 from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.choices import choice
 from lapkernels.rules.elementwise import FromOutput
@@ -114,55 +114,6 @@ def _overwritten(node: Node, outs: list[Tensor | None]) -> list[Tensor | None]:
     (out,) = outs
     assert isinstance(node.rule, FromOutput) and out is not None
     return [node.rule.overwrite(out)]
-
-
-def pull_diagonal(plan: Plan, m: Tensor, found: Callable[[str, Tensor], None]) -> None:
-    """Carry only the diagonal ``m`` [*output] back; ``found`` gets each parameter's share."""
-    at: dict[int, Tensor] = {id(plan.trace.output): m}
-    for position in reversed(range(len(plan.sample_nodes))):
-        node = plan.sample_nodes[position]
-        outs = [at.pop(id(value), None) for value in node.outputs]
-        if all(out is None for out in outs):
-            continue
-        hand_out_diagonal(plan, position, outs, found)
-        wanted = [value.active and value.samples is not None for value in node.inputs]
-        if any(wanted):
-            with naming(node):
-                parts = node.rule.diagonal(outs, wanted)
-            _add(at, node, parts, wanted)
-
-
-def hand_out_diagonal(
-    plan: Plan,
-    position: int,
-    outs: Sequence[Tensor | None],
-    found: Callable[[str, Tensor], None],
-) -> None:
-    """Give every parameter of a node its share of a diagonal at the node's result."""
-    node, out = plan.sample_nodes[position], outs[0]
-    if out is None:
-        return
-    for index, use in node.rule.uses.items():
-        share = plan.shares.get((position, index)) or _moved(plan, node, index, use)
-        with naming(node):
-            found(share.name, share.to_parameter(use.squared(out)))
-
-
-def _moved(plan: Plan, node: Node, index: int, use: Use) -> Share:
-    """The share of a parameter that is only moved on its way to the op, whoever else reads it."""
-    makers = {id(value): maker for maker in plan.weight_nodes for value in maker.outputs}
-    value, chain = node.inputs[index], []
-    while value.parameter is None:
-        maker = makers.get(id(value))
-        step = None if maker is None else Step.of(maker, value)
-        if maker is None or step is None:
-            raise Refused(
-                f"{node.where}: the approximate diagonal needs its weight to be a parameter, not "
-                "an expression of parameters; methods 'exact', 'mc' and 'empirical' work"
-            )
-        chain.append(step)
-        value = maker.inputs[0]
-    return Share(value.parameter, node.path, use, tuple(chain))
 
 
 def hand_out(

@@ -24,6 +24,8 @@ class Gaussian(IndependentOutputs):
     variance: float | Tensor = 1.0
 
     def __post_init__(self) -> None:
+        if isinstance(self.variance, float) and 0 < self.variance < float("inf"):
+            return
         variance = torch.as_tensor(self.variance).detach()
         if variance.is_complex() or variance.dtype == torch.bool:
             raise TypeError(f"variance has dtype {variance.dtype}: a real number is needed")

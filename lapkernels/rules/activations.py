@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels import ops
 from lapkernels.rules.elementwise import Elementwise, FromOutput
-from lapkernels.rules.rule import Call, register_rule
+from lapkernels.rules.rule import Call, Slope, register_rule
 
 aten = torch.ops.aten
 
@@ -33,9 +32,8 @@ class Relu(FromOutput):
     def overwrite(self, s: Tensor) -> Tensor:
         return aten.threshold_backward(s, self.y.tensor.expand_as(s), 0, grad_input=s)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        return [ops.squared_derivative(m[0], self.y.tensor, "relu")]
+    def slope(self) -> Slope:
+        return Slope(self.y.tensor, "relu")
 
 
 @register_rule("aten::sigmoid")
@@ -43,11 +41,7 @@ class Sigmoid(FromOutput):
     """1 / (1 + exp(-z)), with the derivative y (1 - y)."""
 
     def derivative(self, y: Tensor) -> Tensor:
-        return aten.sigmoid_backward(torch.ones_like(y), y)
-
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        y = self.y.tensor
-        return [ops.squared_derivative(_given(m), self.derivative(y), "given")]
+        return aten.sigmoid_backward(y.new_ones(()).expand_as(y), y)
 
 
 @register_rule("aten::tanh")
@@ -55,11 +49,7 @@ class Tanh(FromOutput):
     """tanh(z), with the derivative 1 - y²."""
 
     def derivative(self, y: Tensor) -> Tensor:
-        return aten.tanh_backward(torch.ones_like(y), y)
-
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        y = self.y.tensor
-        return [ops.squared_derivative(_given(m), self.derivative(y), "given")]
+        return aten.tanh_backward(y.new_ones(()).expand_as(y), y)
 
 
 # By op: the names of its numbers, and torch's own product of a gradient with the derivative.
@@ -97,11 +87,18 @@ class Activation(Elementwise):
         z = self.operands[0].tensor
         return self.backward(torch.ones_like(z), z, *self.numbers)
 
+    @property
+    def is_activation(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.kind is not None
+
+    def slope(self) -> Slope:
+        assert self.kind is not None
+        return Slope(self.operands[0].tensor, *self.kind)
+
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        if self.kind is None:
+        if self.kind is None or m[0] is None:
             return super().diagonal(m, wanted)
-        name, slope = self.kind
-        return [ops.squared_derivative(_given(m), self.operands[0].tensor, name, slope)]
+        return [self.slope().times_square(m[0])]
 
     def _kind(self, name: str, dtype: torch.dtype) -> tuple[str, float] | None:
         """The name and slope in ``ops.ACTIVATIONS`` of the very same function, if it is there."""
@@ -117,8 +114,3 @@ class Activation(Elementwise):
         if name == "gelu":
             return (name, 0.0) if self.numbers == ["none"] else None
         return name, 0.0
-
-
-def _given(m: Sequence[Tensor | None]) -> Tensor:
-    assert m[0] is not None
-    return m[0]

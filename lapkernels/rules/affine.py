@@ -26,7 +26,25 @@ from lapkernels.rules.uses import (
 
 aten = torch.ops.aten
 LINEAR = Geometry()
-_geometry = cache(Geometry.conv)
+
+
+@cache
+def _geometry(
+    kernel: tuple[int, ...], sizes: tuple[tuple[int, ...], ...], groups: int, transposed: bool
+) -> Geometry:
+    """Geometry of a convolution; one number stands for all dimensions."""
+    stride, padding, dilation, output_padding = (
+        size * len(kernel) if len(size) == 1 else size for size in sizes
+    )
+    return Geometry.conv(
+        kernel,
+        stride,
+        padding,
+        dilation,
+        groups,
+        transposed=transposed,
+        output_padding=output_padding,
+    )
 
 
 class Product(Rule):
@@ -204,6 +222,7 @@ class Convolution(Rule):
     """Conv1d/2d/3d and their transposes."""
 
     makes_new = True
+    passes_activation = True
 
     def __init__(
         self,
@@ -220,24 +239,16 @@ class Convolution(Rule):
     ) -> None:
         super().__init__()
         whole_weight(call, weight, bias)
-        spatial = len(x.shape) - 2
-        stride, padding, dilation, output_padding = (
-            list(sizes) * spatial if len(sizes) == 1 else list(sizes)
-            for sizes in (stride, padding, dilation, output_padding)
-        )
         where = call.move(x.samples, _batch)
         self.samples = (where,)
         self.weight = weight.kept() if x.active else None
+        self.input_size = x.shape[2:]
         self.geometry = _geometry(
-            tuple(weight.shape[2:]),
-            tuple(stride),
-            tuple(padding),
-            tuple(dilation),
+            weight.shape[2:],
+            (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding)),
             groups,
-            transposed=transposed,
-            output_padding=tuple(output_padding),
+            transposed,
         )
-        self.input_size = tuple(x.shape[2:])
         if where is None:
             if weight.active or x.active:
                 raise Unsupported("a convolution of nothing but parameters has no rule")
@@ -245,7 +256,9 @@ class Convolution(Rule):
         if weight.active:
             self.uses[1] = _convolution(weight, x.kept(), self.geometry, where)
         if bias is not None and bias.active:
-            self.uses[2] = ScaleUse(bias.shape, where, along=(*bias.shape, *(1 for _ in stride)))
+            self.uses[2] = ScaleUse(
+                bias.shape, where, along=(*bias.shape, *(1,) * len(self.input_size))
+            )
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         (one,) = s
@@ -263,6 +276,24 @@ class Convolution(Rule):
         if not wanted[0] or one is None or self.weight is None:
             return [None] * len(wanted)
         value = ops.squared_conv_input(one, self.weight.tensor, self.input_size, self.geometry)
+        return [value, *[None] * (len(wanted) - 1)]
+
+    def diagonal_through(
+        self, m: Sequence[Tensor | None], wanted: Sequence[bool], before: Rule
+    ) -> list[Tensor | None]:
+        (one,) = m
+        if not wanted[0] or one is None or self.weight is None:
+            return [None] * len(wanted)
+        slope = before.slope()
+        value = ops.squared_conv_input(
+            one,
+            self.weight.tensor,
+            self.input_size,
+            self.geometry,
+            z=slope.z,
+            activation=slope.activation,
+            slope=slope.slope,
+        )
         return [value, *[None] * (len(wanted) - 1)]
 
 

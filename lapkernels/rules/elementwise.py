@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.rules.generic import as_tuple, filler
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.rule import Call, Kept, Operand, Rule, Slope, Unsupported, register_rule
 from lapkernels.rules.uses import ScaleUse
 
 _BY_AUTOGRAD = (
@@ -137,6 +137,7 @@ class FromOutput(Rule):
     """An activation whose derivative is read off its result."""
 
     reads_input = False
+    is_activation = True
 
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -145,6 +146,9 @@ class FromOutput(Rule):
 
     def derivative(self, y: Tensor) -> Tensor:
         raise NotImplementedError
+
+    def slope(self) -> Slope:
+        return Slope(self.derivative(self.y.tensor), "given")
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert s[0] is not None
@@ -156,7 +160,7 @@ class FromOutput(Rule):
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert m[0] is not None
-        return [m[0] * self.derivative(self.y.tensor).square()]
+        return [self.slope().times_square(m[0])]
 
 
 @register_rule("aten::add", "aten::sub", "aten::rsub", "aten::neg")

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from lapkernels import ops
 from lapkernels.rules.samples import Samples, elementwise, follow
 from lapkernels.rules.uses import Use
 
@@ -123,6 +124,19 @@ def _defaults(op: Any) -> dict[str, Any]:
     return {argument.name: argument.default_value for argument in op._schema.arguments}
 
 
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """The derivative of an activation as a kernel reads it: see ``ops.squared_derivative``."""
+
+    z: Tensor
+    activation: str
+    slope: float = 0.0
+
+    def times_square(self, m: Tensor) -> Tensor:
+        """m phi'(z)²."""
+        return ops.squared_derivative(m, self.z, self.activation, self.slope)
+
+
 @dataclass
 class Rule:
     """The derivative of one call. ``samples`` has an entry for each result of the op."""
@@ -134,6 +148,9 @@ class Rule:
     reads_input = True
     # Whether its columns are new tensors, which no one else holds.
     makes_new = False
+    # Whether it has a ``slope``, and whether it can pass a diagonal through one on the way.
+    is_activation = False
+    passes_activation = False
     # Whether the result depends on the operands in a way that has a derivative.
     differentiable = True
 
@@ -144,6 +161,16 @@ class Rule:
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         """Diagonals at the operands, from diagonals at the results."""
         raise Unsupported("has no rule for the approximate diagonal")
+
+    def slope(self) -> Slope:
+        """The derivative of an activation of one operand."""
+        raise NotImplementedError
+
+    def diagonal_through(
+        self, m: Sequence[Tensor | None], wanted: Sequence[bool], before: Rule
+    ) -> list[Tensor | None]:
+        """The same with the diagonal at the operand of ``before``, which made the first operand."""
+        raise NotImplementedError
 
 
 Builder = Callable[..., Rule]

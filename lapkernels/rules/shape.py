@@ -31,9 +31,14 @@ class Movement(Rule):
         """Columns [V, *in] from columns [V, *out]."""
         raise NotImplementedError
 
-    def push(self, tensor: Tensor) -> Tensor | None:
-        """The op itself on a tensor [*in], if it is one to one."""
-        return None
+    def push(self, tensor: Tensor) -> Tensor:
+        """The op itself on a tensor [*in], where it is one to one."""
+        raise NotImplementedError
+
+    @property
+    def one_to_one(self) -> bool:
+        """Whether every entry is moved to one place, so that there is a ``push``."""
+        return type(self).push is not Movement.push
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert s[0] is not None

@@ -41,7 +41,10 @@ class Use(ABC):
 
     @abstractmethod
     def squared(self, m: Tensor) -> Tensor:
-        """sum_n sum_j J_n[j, p]² m_n[j] for each entry p of the weight, from ``m`` [*out]."""
+        """sum_n sum_j J_n[j, p]² m_n[j] for each entry p of the weight, from ``m`` [*out].
+
+        A new tensor, which no one else holds.
+        """
 
     def squared_sum(self, s: Tensor) -> Tensor:
         """sum_{n,v} G_{n,v}²."""
@@ -107,6 +110,9 @@ class WeightUse(Use):
 
     def squared(self, m: Tensor) -> Tensor:
         entry = self.arrange(m.unsqueeze(0))[0]
+        if self.geometry.is_linear:
+            square = self.x().flatten(0, -2).square()
+            return self.stored(entry.flatten(0, -2).mT @ square)
         return self.stored(ops.squared_conv_weight(entry, self.x(), self.geometry))
 
     def squared_sum(self, s: Tensor) -> Tensor:
@@ -173,8 +179,9 @@ class ScaleUse(Use):
 
     def squared(self, m: Tensor) -> Tensor:
         value = m if self.factor is None else m * self.factor().square()
-        sums = per_sample(value.unsqueeze(0), self.samples, self.along or self.shape)
-        return sums.sum((0, 1)).reshape(self.shape)
+        along = self.along or self.shape
+        sums = value.sum_to_size(*(1,) * (value.dim() - len(along)), *along).reshape(self.shape)
+        return sums.clone() if sums.data_ptr() == m.data_ptr() else sums
 
 
 @dataclass(frozen=True)
@@ -225,7 +232,7 @@ class OwnEntriesUse(Use):
         return spread(self.gradient(s), self.samples, rows)
 
     def squared(self, m: Tensor) -> Tensor:
-        return self.squares(m)
+        return self.squares(m).clone()
 
     def squared_sum(self, s: Tensor) -> Tensor:
         return self.gradient(s).square().sum(0)
@@ -340,4 +347,4 @@ class CopyUse(GenericUse):
     """A weight whose entries are copied to places that may depend on the sample: J is 0 or 1."""
 
     def squared(self, m: Tensor) -> Tensor:
-        return self.pull(m.unsqueeze(0))[0]
+        return self.pull(m.unsqueeze(0))[0].clone()
