@@ -18,7 +18,6 @@ of dimension 0, so that an embedding has a block for each token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
 from typing import Any, Literal, get_args
 
 import torch
@@ -37,7 +36,7 @@ from lapkernels.curvature.state import ByName, Summary
 from lapkernels.curvature.steps import jacobian_rows
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import resolve
-from lapkernels.rules import WeightUse, row_chunks
+from lapkernels.rules import WeightUse
 
 Method = Literal["exact", "mc", "empirical"]
 By = Literal["layer", "neuron", "kernel", "parameter"]
@@ -167,8 +166,8 @@ class EntryBlocks(Collector):
         return one
 
     def share(self, share: Share, s: Tensor) -> None:
-        for rows in row_chunks(share.use.count, s.shape[0] * prod(share.use.shape)):
-            self._add(share.name, jacobian_rows(share, s, rows))
+        for columns, rows in share.use.chunks(s):
+            self._add(share.name, jacobian_rows(share, s[columns], rows))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self._add(name, g.reshape(*g.shape[:2], -1))

@@ -16,12 +16,15 @@ CACHE = 3 << 21
 def widest(plan: Plan, section: Section | None = None, shared: int = 0) -> int:
     """Most numbers that one column has alive at a time on its way back.
 
-    ``shared`` is the number of columns at a time if they are the same for all samples.
+    Where weights have several uses the columns at them wait for each other, and then have one
+    sample's Jacobian at least, of the uses so far and of the next one. ``shared`` is the number of
+    columns at a time if they are the same for all samples.
     """
     section = section or Section.whole(plan)
     once = {id(section.entry)} if shared else set()
     at = {id(section.entry): _entries(section.entry, once)}
     most = sum(at.values())
+    jacobians: dict[int, int] = {}
     for position in reversed(range(section.first, section.last)):
         node = plan.sample_nodes[position]
         if position in plan.overwrites:
@@ -36,9 +39,11 @@ def widest(plan: Plan, section: Section | None = None, shared: int = 0) -> int:
                 if stays:
                     once.add(id(value))
         most = max(most, sum(at.values()))
-        for value in node.outputs:
+        together = [node.inputs[i] for i in node.rule.uses if (position, i) not in plan.shares]
+        jacobians.update((id(value), prod(value.shape)) for value in together)
+        for value in () if together else node.outputs:
             at.pop(id(value), None)
-    return most
+    return max(most, sum(at.values()) + 2 * sum(jacobians.values()))
 
 
 def _entries(value: Value, once: set[int]) -> int:

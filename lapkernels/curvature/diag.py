@@ -12,7 +12,7 @@ from lapkernels.curvature.diagonal_walk import pull_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.explain import explanation
 from lapkernels.curvature.hessian import hessian_diag
-from lapkernels.curvature.mixed import Moment, features, pull_mixed
+from lapkernels.curvature.mixed import features, pull_mixed
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
@@ -130,14 +130,9 @@ def diagonal_into(
 def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: SquaredSum) -> None:
     """Carry M back, exact up to a number of features."""
     f, y = one.prediction, one.target
-    if features(one.plan.trace.output) > threshold:
-        start = Moment(diagonal=likelihood.diagonal(f, y))
-        pull_mixed(one.plan, start, threshold, total, total.add)
-        return
-    columns = likelihood.columns(f, y)
-    for first, last in one.chunks(columns.count):
-        start = Moment({0: columns.chunk(first, last)})
-        pull_mixed(one.plan, start, threshold, total, total.add)
+    wide = features(one.plan.trace.output) > threshold
+    start = likelihood.diagonal(f, y) if wide else likelihood.columns(f, y)
+    pull_mixed(one.plan, start, threshold, total, total.add, one.budget)
 
 
 def columns_into(
@@ -203,7 +198,8 @@ class SquaredSum(Collector):
         self.add(share.name, share.to_parameter(share.use.squared_sum(s)))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
-        self.add(name, g.square().sum((0, 1)))
+        columns = g.flatten(0, 1)
+        self.add(name, columns[0].square() if len(columns) == 1 else columns.square().sum(0))
 
     def scaled(self, share: Share, columns: Scaled) -> None:
         if reads_once(share.use, columns.factor.shape[1]):

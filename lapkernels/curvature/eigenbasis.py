@@ -13,7 +13,8 @@ from lapkernels import ops
 from lapkernels.curvature.decompositions import eigen
 from lapkernels.curvature.kronecker import Factors
 from lapkernels.curvature.parameter_uses import features_last
-from lapkernels.rules import WeightUse, row_chunks
+from lapkernels.ops.chunks import row_chunks
+from lapkernels.rules import WeightUse
 
 
 @dataclass(frozen=True)

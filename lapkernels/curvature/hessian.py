@@ -77,7 +77,7 @@ def hessian_rows(
             raise ValueError("the Hessian needs labels: give batches (inputs, labels)")
         with graph_of(model, batch, chosen, output) as graph:
             likelihood.check(graph.f.detach(), batch.target)
-            check_deterministic(model, batch, chosen, output, graph.f)
+            check_deterministic(graph)
             product = hessian_products(graph, likelihood, batch.target)
             size, step = graph.size, graph.chunk(memory_budget)
             for start in _starts(size, step, number, progress):

@@ -14,7 +14,7 @@ from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import Pass
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
-from lapkernels.rules import row_chunks
+from lapkernels.ops.chunks import row_chunks
 
 # Bytes that a result may have unless the caller allows more.
 LIMIT = 2 << 30

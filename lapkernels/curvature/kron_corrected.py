@@ -7,15 +7,14 @@ over the data finds:
 
 .. math:: \lambda = \sum_{n,v} (Q_B^T \, G_{n,v} \, Q_A)^2 .
 
-This is the sum of squared Jacobians of the layer with rotated inputs and rotated columns, so it is
-never needed to hold G, only the unfolded and rotated input of some samples.
+This is the sum of squared Jacobians of the layer with rotated inputs and rotated columns: what is
+held is the smaller of G and the unfolded input, of some samples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from math import prod
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from lapkernels.curvature.steps import jacobian_rows
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import resolve
 from lapkernels.ops import Geometry
-from lapkernels.rules import EmbeddingUse, WeightUse, row_chunks
+from lapkernels.rules import EmbeddingUse, WeightUse
 
 
 class CorrectedKronecker(ByName[Eigenbasis]):
@@ -134,8 +133,8 @@ class RotatedSquares(Collector):
         elif isinstance(use, EmbeddingUse) and basis.input is None and not share.chain:
             basis.values.add_(use.squared_sum(s @ basis.output[0]).T)
         else:
-            for rows in row_chunks(use.count, s.shape[0] * prod(use.shape)):
-                self._add(basis, jacobian_rows(share, s, rows))
+            for columns, rows in use.chunks(s):
+                self._add(basis, jacobian_rows(share, s[columns], rows))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self._add(self.bases[name], g.reshape(*g.shape[:2], -1))

@@ -27,7 +27,7 @@ from lapkernels.curvature.passes import Pass
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.ops import Geometry
-from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse, row_chunks
+from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.windows import Window
 
 # Bytes that one factor may have where it is as large as a parameter squared.
@@ -86,8 +86,8 @@ class KroneckerSums(StepCollector):
     def share(self, share: Share, s: Tensor) -> None:
         sums, use = self.sums[share.name], share.use
         if sums.kind is Block:
-            for rows in row_chunks(use.count, s.shape[0] * prod(use.shape)):
-                self._add_block(sums, jacobian_rows(share, s, rows))
+            for columns, rows in use.chunks(s):
+                self._add_block(sums, jacobian_rows(share, s[columns], rows))
         elif isinstance(use, WeightUse):
             self._add_output(share.name, use.arrange(s), use.geometry, s)
         elif isinstance(use, EmbeddingUse):

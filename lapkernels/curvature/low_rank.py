@@ -162,7 +162,7 @@ class GaussNewton:
             with graph_of(self.model, batch, self.chosen, self.output) as graph:
                 if first:
                     self.likelihood.check(graph.f.detach(), batch.target)
-                    check_deterministic(self.model, batch, self.chosen, self.output, graph.f)
+                    check_deterministic(graph)
                 step = graph.chunk(self.budget)
                 for start in range(0, vectors.shape[1], step):
                     some = vectors[:, start : start + step].T

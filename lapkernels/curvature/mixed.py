@@ -3,19 +3,19 @@
 At a value of d features for each sample M is d x d. Where d is at most the threshold M is carried
 as columns, M = sum_v s_v s_v^T; elsewhere only its diagonal m is kept. Going back, a wide value
 turns columns into m = sum_v s_v², and a narrow one turns m into the d columns sqrt(m_j) e_j.
-Columns of different origin are never added up: their cross terms were dropped before.
+Columns of different origin are never added up: their cross terms were dropped before. So columns go
+on alone, a few at a time, as far as values are narrow, and leave their squares where they end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import count
 from math import prod
 
-import torch
 from torch import Tensor
 
+from lapkernels.curvature.budget import default_budget
 from lapkernels.curvature.diagonal_walk import hand_out_diagonal
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.trace import Node, Value
@@ -26,53 +26,77 @@ from lapkernels.curvature.walk import (
     naming,
     pull_weights,
 )
-
-
-@dataclass
-class Moment:
-    """M at a value: columns by their origin, and a diagonal beside them."""
-
-    columns: dict[int, Tensor] = field(default_factory=dict)
-    diagonal: Tensor | None = None
+from lapkernels.likelihoods import Columns
+from lapkernels.ops.chunks import slices
 
 
 def pull_mixed(
     plan: Plan,
-    start: Moment,
+    start: Columns | Tensor,
     threshold: float,
     collector: Collector,
     found: Callable[[str, Tensor], None],
+    budget: int | None,
 ) -> None:
-    """Carry M back from the output, switching at every value by its number of features."""
-    origins = count(1)
-    at: dict[int, Moment] = {id(plan.trace.output): start}
-    waiting: dict[int, list[tuple[Node, int, Tensor]]] = {}
-    for position in reversed(range(len(plan.sample_nodes))):
-        node = plan.sample_nodes[position]
-        moments = [_settled(at.pop(id(v), None), v, threshold, origins) for v in node.outputs]
-        wanted = [value.active and value.samples is not None for value in node.inputs]
-        for origin in {origin for moment in moments for origin in moment.columns}:
-            outs = [moment.columns.get(origin) for moment in moments]
-            hand_out(plan, position, outs, collector, waiting.setdefault(origin, []))
+    """Carry M back from the output, where it is given as columns or as a diagonal.
+
+    ``collector`` gets columns and ``found`` each parameter's share of a diagonal.
+    """
+    size = plan.trace.prediction.element_size()
+    allowed = default_budget(plan, size) if budget is None else budget
+    step = max(1, allowed // (size * _entries(plan, threshold)))
+    output, nodes = plan.trace.output, plan.sample_nodes
+    mixed = _Mixed(plan, threshold, collector)
+    if isinstance(start, Tensor):
+        mixed.diagonals[id(output)] = start
+    else:
+        for some in slices(start.count, step):
+            mixed.carry(output, start.chunk(some.start, some.stop), len(nodes))
+    for position in reversed(range(len(nodes))):
+        node = nodes[position]
+        outs = [mixed.diagonals.pop(id(value), None) for value in node.outputs]
+        for index, (value, m) in enumerate(zip(node.outputs, outs, strict=True)):
+            if m is not None and _narrow(value, threshold):
+                outs[index] = None
+                for some in slices(features(value), step):
+                    mixed.carry(value, _as_columns(m, value, some), position + 1)
+        if any(out is not None for out in outs):
+            hand_out_diagonal(plan, position, outs, found)
+            wanted = _wanted(node)
             if any(wanted):
                 with naming(node):
-                    parts = node.rule.columns(outs, wanted)
-                for value, part in _used(node, parts, wanted):
-                    columns = at.setdefault(id(value), Moment()).columns
-                    columns[origin] = part if origin not in columns else columns[origin] + part
-        diagonals = [moment.diagonal for moment in moments]
-        if any(diagonal is not None for diagonal in diagonals):
-            hand_out_diagonal(plan, position, diagonals, found)
-            if any(wanted):
-                with naming(node):
-                    parts = node.rule.diagonal(diagonals, wanted)
-                for value, part in _used(node, parts, wanted):
-                    moment = at.setdefault(id(value), Moment())
-                    known = moment.diagonal
-                    moment.diagonal = part if known is None else known + part
-    for entries in waiting.values():
-        if entries:
-            pull_weights(plan, entries, entries[0][2].shape[0], collector)
+                    parts = node.rule.diagonal(outs, wanted)
+                _add(mixed.diagonals, node, parts, wanted)
+
+
+@dataclass
+class _Mixed:
+    """Diagonals by value, where they have come to so far."""
+
+    plan: Plan
+    threshold: float
+    collector: Collector
+    diagonals: dict[int, Tensor] = field(default_factory=dict)
+
+    def carry(self, start: Value, s: Tensor, last: int) -> None:
+        """Carry columns at a value, made by a node before ``last``, through narrow values."""
+        at = {id(start): s}
+        waiting: list[tuple[Node, int, Tensor]] = []
+        for position in reversed(range(last)):
+            node = self.plan.sample_nodes[position]
+            outs = [at.pop(id(value), None) for value in node.outputs]
+            for index, (value, out) in enumerate(zip(node.outputs, outs, strict=True)):
+                if out is not None and not _narrow(value, self.threshold):
+                    accumulate(self.diagonals, id(value), out.square().sum(0))
+                    outs[index] = None
+            if any(out is not None for out in outs):
+                hand_out(self.plan, position, outs, self.collector, waiting)
+                wanted = _wanted(node)
+                if any(wanted):
+                    with naming(node):
+                        parts = node.rule.columns(outs, wanted)
+                    _add(at, node, parts, wanted)
+        pull_weights(self.plan, waiting, s.shape[0], self.collector)
 
 
 def features(value: Value) -> int:
@@ -81,31 +105,35 @@ def features(value: Value) -> int:
     return prod(value.shape) // value.samples.count
 
 
-def _used(node: Node, parts: list[Tensor | None], wanted: list[bool]) -> list[tuple[Value, Tensor]]:
-    triples = zip(node.inputs, parts, wanted, strict=True)
-    return [(value, part) for value, part, want in triples if want and part is not None]
+def _narrow(value: Value, threshold: float) -> bool:
+    return value.samples is not None and features(value) <= threshold
 
 
-def _settled(moment: Moment | None, value: Value, threshold: float, origins: count[int]) -> Moment:
-    """M in the form its value is carried in, after all of it has come in."""
-    if moment is None or value.samples is None:
-        return Moment()
-    if features(value) > threshold:
-        at = {0: moment.diagonal} if moment.diagonal is not None else {}
-        for columns in moment.columns.values():
-            accumulate(at, 0, columns.square().sum(0))
-        return Moment(diagonal=at.get(0))
-    columns = dict(moment.columns)
-    if moment.diagonal is not None:
-        columns[next(origins)] = _as_columns(moment.diagonal, value)
-    return Moment(columns)
+def _wanted(node: Node) -> list[bool]:
+    return [value.active and value.samples is not None for value in node.inputs]
 
 
-def _as_columns(m: Tensor, value: Value) -> Tensor:
-    """The columns sqrt(m_j) e_j, [d, *shape]."""
+def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: list[bool]) -> None:
+    for value, part, want in zip(node.inputs, parts, wanted, strict=True):
+        if want and part is not None:
+            accumulate(at, id(value), part)
+
+
+def _entries(plan: Plan, threshold: float) -> int:
+    """Most numbers that one column has at a node with a narrow result, before and after it."""
+    most = 1
+    for node in plan.sample_nodes:
+        if any(_narrow(value, threshold) for value in node.outputs):
+            inputs = [v for v, want in zip(node.inputs, _wanted(node), strict=True) if want]
+            most = max(most, sum(prod(value.shape) for value in (*inputs, *node.outputs)))
+    return most
+
+
+def _as_columns(m: Tensor, value: Value, some: slice) -> Tensor:
+    """The columns sqrt(m_j) e_j of the features j in ``some``, [k, *shape]."""
     assert value.samples is not None
     parts = value.samples.split(m)
-    root = parts.flatten(1).sqrt()  # [N, d]
-    unit = torch.eye(root.shape[1], dtype=m.dtype, device=m.device).unsqueeze(1)
-    columns = (unit * root).reshape(root.shape[1], *parts.shape)
-    return value.samples.join(columns, 1)
+    root = parts.flatten(1)[:, some].sqrt()  # [N, k]
+    columns = m.new_zeros(root.shape[1], parts.shape[0], features(value))
+    columns.diagonal(some.start, 0, 2).copy_(root)
+    return value.samples.join(columns.reshape(root.shape[1], *parts.shape), 1)

@@ -25,7 +25,7 @@ from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
-from lapkernels.rules import row_chunks
+from lapkernels.ops.chunks import row_chunks
 
 # A variance for each entry of a parameter, or blocks of what is not independent.
 Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]
@@ -87,7 +87,7 @@ def predictive_covariance(
             total.finish()
             result[:, columns.unsqueeze(1), columns] = total.result
         parts.append(result)
-    return torch.cat(parts)
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class PredictiveSum(JointJacobians):

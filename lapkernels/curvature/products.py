@@ -126,18 +126,19 @@ def graph_of(
         yield Graph(f, [leaves[name] for name in chosen], entries, run)
 
 
-def check_deterministic(
-    model: nn.Module, batch: Batch, chosen: dict[str, nn.Parameter], output: Output, f: Tensor
-) -> None:
-    """Raise if the model gives other outputs than ``f`` when it runs again.
+def check_deterministic(graph: Graph) -> None:
+    """Raise if the model gives other outputs when it runs again.
 
-    To be called where the graph of ``f`` is open: random numbers have moved on since.
+    To be called where the graph is open: random numbers have moved on since. The second graph
+    keeps nothing.
     """
-    with graph_of(model, batch, chosen, output) as again:
-        scale = float(f.detach().abs().max()) if f.numel() else 0.0
-        slack = 1e4 * torch.finfo(f.dtype).eps * scale
-        if not torch.allclose(again.f, f, rtol=0, atol=slack, equal_nan=True):
-            raise Refused("the model's output is random; call model.eval() or fix its noise")
+    f = graph.f.detach()
+    with saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
+        again = graph.run(*graph.leaves).detach()
+    scale = float(f.abs().max()) if f.numel() else 0.0
+    slack = 1e4 * torch.finfo(f.dtype).eps * scale
+    if not torch.allclose(again, f, rtol=0, atol=slack, equal_nan=True):
+        raise Refused("the model's output is random; call model.eval() or fix its noise")
 
 
 def ggn_rows(graph: Graph, likelihood: Likelihood, y: Any, vectors: Tensor) -> Tensor:
@@ -209,8 +210,9 @@ def _pull(results: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence
             1,
         )
 
-    try:
-        return run([vector for _, vector in pairs], True)
-    except RuntimeError:
-        # An op that torch cannot vectorise: one vector after the other.
-        return torch.cat([run([v[k] for _, v in pairs], False) for k in range(count)])
+    if count > 1:
+        try:
+            return run([vector for _, vector in pairs], True)
+        except RuntimeError:
+            pass  # An op that torch cannot vectorise: one vector after the other.
+    return torch.cat([run([v[k] for _, v in pairs], False) for k in range(count)])

@@ -17,10 +17,12 @@ from torch import Tensor
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.plan import Plan, Section, Share
 from lapkernels.curvature.trace import Node
-from lapkernels.rules import MixesSamples, Unsupported, row_chunks
+from lapkernels.ops.chunks import row_chunks
+from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
 from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.choices import choice
 from lapkernels.rules.elementwise import FromOutput
+from lapkernels.rules.shape import Movement
 from lapkernels.rules.shared import Scaled, is_shared
 from lapkernels.rules.windows import Window, derivatives
 
@@ -157,13 +159,18 @@ def pull_weights(
     """Add up the Jacobians of all uses and carry them on to the parameters."""
     if not waiting:
         return
-    largest = max(prod(node.inputs[index].shape) for node, index, _ in waiting)
-    for rows in row_chunks(plan.trace.count, columns * largest):
+    # A movement hands on the memory it was given; other ops may give one tensor to two operands.
+    moved = all(isinstance(n.rule, Movement) and len(n.inputs) == 1 for n in plan.weight_nodes)
+    weights = {id(value): prod(value.shape) for value in (n.inputs[i] for n, i, _ in waiting)}
+    for rows in row_chunks(plan.trace.count, columns * sum(weights.values())):
         at: dict[int, Tensor] = {}
         for node, index, s in waiting:
+            use, key = node.rule.uses[index], id(node.inputs[index])
             with naming(node):
-                g = node.rule.uses[index].jacobian(s, rows)
-            accumulate(at, id(node.inputs[index]), g)
+                g = use.jacobian(s, rows)
+            # Products make a G of their own; others may hand out a view of the columns.
+            own = isinstance(use, (WeightUse, EmbeddingUse))
+            _add_into(at, key, g if own else g.clone())
         for node in reversed(plan.weight_nodes):
             outs = [at.pop(id(value), None) for value in node.outputs]
             if all(out is None for out in outs):
@@ -174,7 +181,10 @@ def pull_weights(
             with naming(node):
                 parts = node.rule.columns(folded, wanted)
             parts = [None if p is None else p.unflatten(0, lead) for p in parts]
-            _add(at, node, parts, wanted)
+            if moved and parts[0] is not None:
+                _add_into(at, id(node.inputs[0]), parts[0])
+            else:
+                _add(at, node, parts, wanted)
         for name, value in plan.trace.parameters.items():
             if id(value) in at:
                 collector.jacobian(name, at[id(value)], rows)
@@ -184,6 +194,12 @@ def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: 
     for value, part, want in zip(node.inputs, parts, wanted, strict=True):
         if want and part is not None:
             accumulate(at, id(value), part)
+
+
+def _add_into(at: dict[int, Tensor], key: int, part: Tensor) -> None:
+    """Add to what is known already, in the memory of ``part``, which no one else reads."""
+    known = at.pop(key, None)
+    at[key] = part if known is None else part.add_(known)
 
 
 def accumulate(at: dict[int, Tensor], key: int, part: Tensor) -> None:

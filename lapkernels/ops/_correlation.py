@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import product
+from math import prod
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lapkernels.ops.chunks import row_chunks
 from lapkernels.ops.geometry import (
     Geometry,
     channel_count,
@@ -107,18 +111,65 @@ def jacobian(
 ) -> Tensor:
     """G[v, n, a, b, k] = sum_t small[v, n, a, t] * window[v, n, b, t, k], materialised.
 
-    Shape [V, N, A, B / groups, *kernel_size].
+    Shape [V, N, A, B / groups, *kernel_size]. Tap by tap, so that ``large`` is never unfolded, and
+    with a tensor that does not depend on the column used once for all of them.
     """
-    dims = len(kernel_size)
     view = windows(large, small.shape[3:], kernel_size, stride, padding, dilation)
     columns = column_count(small, large)
-    samples = small.shape[1]
     a = small.unflatten(2, (groups, small.shape[2] // groups)).flatten(4)
-    a = a.expand(columns, *a.shape[1:])
-    b = view.unflatten(2, (groups, large.shape[2] // groups)).flatten(4, 3 + dims)
-    b = b.flatten(5).expand(columns, *b.shape[1:4], -1, -1)
-    g = torch.einsum("vngat,vngbtk->vngabk", a, b)
-    return g.reshape(columns, samples, small.shape[2], large.shape[2] // groups, *kernel_size)
+    view = view.unflatten(2, (groups, large.shape[2] // groups))
+    taps = []
+    for tap in product(*(range(size) for size in kernel_size)):
+        b = view[(..., *tap)].flatten(4)
+        if large.shape[0] == 1:
+            taps.append(torch.einsum("vngat,ngbt->vngab", a, b[0]))
+        elif small.shape[0] == 1:
+            taps.append(torch.einsum("ngat,vngbt->vngab", a[0], b))
+        else:
+            taps.append(torch.einsum("vngat,vngbt->vngab", a, b))
+    g = torch.stack(taps, -1) if len(taps) > 1 else taps[0]
+    return g.reshape(columns, *small.shape[1:3], large.shape[2] // groups, *kernel_size)
+
+
+def jacobian_parts(
+    small: Tensor,
+    large: Tensor,
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Iterator[tuple[slice, slice, Tensor]]:
+    """G of some samples and some channels A at a time: both slices, and their part of G."""
+    rest = (kernel_size, stride, padding, dilation)
+    out, features = small.shape[2] // groups, large.shape[2] // groups
+    channel = column_count(small, large) * features * prod(kernel_size)
+    if 0 in small.shape or 0 in large.shape:
+        everything = slice(0, small.shape[1]), slice(0, small.shape[2])
+        yield *everything, jacobian(small, large, *rest, groups)
+        return
+    (first, *others) = row_chunks(small.shape[2], channel)
+    for samples in row_chunks(small.shape[1], small.shape[2] * channel):
+        a, b = small[:, samples], large[:, samples]
+        if not others:
+            yield samples, first, jacobian(a, b, *rest, groups)
+            continue
+        for group in range(groups):
+            own = b[:, :, group * features : (group + 1) * features]
+            for some in row_chunks(out, channel):
+                channels = slice(group * out + some.start, group * out + some.stop)
+                yield samples, channels, jacobian(a[:, :, channels], own, *rest, 1)
+
+
+def squared_jacobian(
+    small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any
+) -> Tensor:
+    """sum_{n,v} G², of the weight's shape."""
+    found: dict[int, Tensor] = {}
+    for _, channels, g in jacobian_parts(small, large, kernel_size, *rest):
+        value = g.square().sum((0, 1))
+        found[channels.start] = found.get(channels.start, 0) + value
+    return torch.cat(list(found.values()))
 
 
 def column_count(small: Tensor, large: Tensor) -> int:

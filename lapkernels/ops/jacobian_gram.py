@@ -15,7 +15,7 @@ from lapkernels.ops._correlation import (
     ARGUMENTS,
     canonical,
     column_count,
-    jacobian,
+    jacobian_parts,
     position_sums,
     weight_shape,
 )
@@ -62,8 +62,13 @@ def _reference(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    g = jacobian(small, large, kernel_size, stride, padding, dilation, groups).flatten(2)
-    return torch.einsum("vnp,p,wnp->nvw", g, variance.flatten(), g)
+    geometry = (kernel_size, stride, padding, dilation, groups)
+    found: dict[int, Tensor] = {}
+    for samples, channels, g in jacobian_parts(small, large, *geometry):
+        part = g.flatten(2).transpose(0, 1)
+        value = (part * variance[channels].flatten()) @ part.mT
+        found[samples.start] = found.get(samples.start, 0) + value
+    return torch.cat(list(found.values()))
 
 
 def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Tensor | None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lapkernels.ops._correlation import (
     ARGUMENTS,
     canonical,
     column_count,
-    jacobian,
+    jacobian_parts,
     position_sums,
     weight_shape,
 )
@@ -61,8 +62,12 @@ def _reference(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    g = jacobian(small, large, kernel_size, stride, padding, dilation, groups)
-    return (g.square() * variance).flatten(2).sum(2).T
+    geometry = (kernel_size, stride, padding, dilation, groups)
+    found: dict[int, Tensor] = {}
+    for samples, channels, g in jacobian_parts(small, large, *geometry):
+        value = (g.square() * variance[channels]).flatten(2).sum(2).T
+        found[samples.start] = found.get(samples.start, 0) + value
+    return torch.cat(list(found.values()))
 
 
 def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Tensor | None:

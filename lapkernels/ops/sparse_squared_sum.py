@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops._correlation import ARGUMENTS, canonical, jacobian, weight_shape
+from lapkernels.ops._correlation import ARGUMENTS, canonical, squared_jacobian, weight_shape
 from lapkernels.ops._library import register
 from lapkernels.ops._squared_backward import squared_backward
 from lapkernels.ops._zeros import check_plain
@@ -47,8 +47,7 @@ def _reference(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    g = jacobian(small, large, kernel_size, stride, padding, dilation, groups)
-    return g.square().sum((0, 1))
+    return squared_jacobian(small, large, kernel_size, stride, padding, dilation, groups)
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

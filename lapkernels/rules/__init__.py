@@ -30,7 +30,7 @@ from lapkernels.rules.rule import (
     register_rule,
     rule_names,
 )
-from lapkernels.rules.samples import MixesSamples, Samples, follow, row_chunks
+from lapkernels.rules.samples import MixesSamples, Samples, follow
 from lapkernels.rules.uses import (
     CopyUse,
     EmbeddingUse,
@@ -74,7 +74,6 @@ __all__ = [
     "reductions",
     "register_rule",
     "resampling",
-    "row_chunks",
     "rule_names",
     "scattering",
     "shape",

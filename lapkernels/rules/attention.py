@@ -22,12 +22,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.ops.chunks import slices
 from lapkernels.rules.normalization import only
 from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.samples import MixesSamples, Samples
 
 # Entries of P that are in memory at a time, over all columns or queries.
-CHUNK = 1 << 22
+CHUNK = 1 << 20
 
 
 @register_rule(
@@ -62,37 +63,51 @@ class Attention(Rule):
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         one = only(s)
-        q, k, v = self.q.tensor, self.k.tensor, self.v.tensor
-        p = self._weights()
-        found: list[list[Tensor]] = [[], [], []]
-        for part in one.split(max(1, CHUNK // max(1, p.numel()))):
-            if wanted[0] or wanted[1]:
-                d = part @ v.mT
-                d = p * d.sub_((part * self.out.tensor).sum(-1, keepdim=True)).mul_(self.scale)
-                if wanted[0]:
-                    found[0].append(d @ k)
-                if wanted[1]:
-                    found[1].append(d.mT @ q)
-            if wanted[2]:
-                found[2].append(p.mT @ part)
-        return self._padded([torch.cat(parts) if parts else None for parts in found])
+        operands = (self.q.tensor, self.k.tensor, self.v.tensor)
+        found = [
+            one.new_empty(one.shape[0], *operand.shape) if want else None
+            for operand, want in zip(operands, wanted, strict=False)
+        ]
+        for rows in self._rows():
+            p = self._weights(rows)
+            q, k, v, out = (operand[rows] for operand in (*operands, self.out.tensor))
+            for some in slices(one.shape[0], max(1, CHUNK // max(1, p.numel()))):
+                part = one[some, rows]
+                if wanted[0] or wanted[1]:
+                    d = part @ v.mT
+                    d.sub_((part * out).sum(-1, keepdim=True)).mul_(p).mul_(self.scale)
+                    if found[0] is not None:
+                        found[0][some, rows] = d @ k
+                    if found[1] is not None:
+                        found[1][some, rows] = d.mT @ q
+                if found[2] is not None:
+                    found[2][some, rows] = p.mT @ part
+        return self._padded(found)
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         one = only(m)
-        p = self._weights()
-        square = p.square()
-        found: list[Tensor | None] = [None, None, square.mT @ one if wanted[2] else None]
-        if wanted[1]:
-            v, out = self.v.tensor, self.out.tensor
-            b = one @ v.square().mT - 2 * (one * out) @ v.mT
-            b += (one * out.square()).sum(-1, keepdim=True)
-            found[1] = (square * b).mT @ self.q.tensor.square() * self.scale**2
-        if wanted[0]:
-            found[0] = self._query_diagonal(one, p) * self.scale**2
-        return self._padded(found)
+        found: list[list[Tensor]] = [[], [], []]
+        for rows in self._rows():
+            for parts, part in zip(found, self._diagonal(one[rows], rows, wanted), strict=True):
+                if part is not None:
+                    parts.append(part)
+        return self._padded([torch.cat(parts) if parts else None for parts in found])
 
-    def _query_diagonal(self, m: Tensor, p: Tensor) -> Tensor:
-        k, v, out = self.k.tensor, self.v.tensor, self.out.tensor
+    def _diagonal(self, m: Tensor, rows: slice, wanted: Sequence[bool]) -> list[Tensor | None]:
+        p = self._weights(rows)
+        square = p.square()
+        found: list[Tensor | None] = [None, None, square.mT @ m if wanted[2] else None]
+        if wanted[1]:
+            v, out = self.v.tensor[rows], self.out.tensor[rows]
+            b = m @ v.square().mT - 2 * (m * out) @ v.mT
+            b += (m * out.square()).sum(-1, keepdim=True)
+            found[1] = (square * b).mT @ self.q.tensor[rows].square() * self.scale**2
+        if wanted[0]:
+            found[0] = self._query_diagonal(m, p, rows) * self.scale**2
+        return found
+
+    def _query_diagonal(self, m: Tensor, p: Tensor, batch: slice) -> Tensor:
+        k, v, out = (kept.tensor[batch] for kept in (self.k, self.v, self.out))
         mean = p @ k
         parts = []
         for rows in _query_chunks(p, v.shape[-1]):
@@ -102,20 +117,28 @@ class Attention(Rule):
             parts.append((m[..., rows, :].unsqueeze(-2) @ inner.square_()).squeeze(-2))
         return torch.cat(parts, -2)
 
-    def _weights(self) -> Tensor:
-        """P; a query that may see no key has none."""
-        scores = self.q.tensor @ self.k.tensor.mT * self.scale
+    def _rows(self) -> Iterator[slice]:
+        """Slices of the first batch dimension, so that few entries of P are made at a time."""
+        q, k = self.q.tensor, self.k.tensor
+        entries = q.shape[1:-1].numel() * k.shape[-2]
+        return slices(q.shape[0], max(1, CHUNK // max(1, entries)))
+
+    def _weights(self, rows: slice) -> Tensor:
+        """P of a slice of the batch; a query that may see no key has none."""
+        q, k = self.q.tensor, self.k.tensor
+        scores = q[rows] @ k[rows].mT
+        scores *= self.scale
         if self.causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-            scores = scores.masked_fill(~seen, float("-inf"))
+            scores.masked_fill_(~seen, float("-inf"))
         if self.mask is not None:
-            mask = self.mask.tensor
+            mask = self.mask.tensor.expand(*q.shape[:-1], k.shape[-2])[rows]
             if mask.dtype == torch.bool:
-                scores = scores.masked_fill(~mask, float("-inf"))
+                scores.masked_fill_(~mask, float("-inf"))
             else:
-                scores = scores + mask
+                scores += mask
         blind = (scores == float("-inf")).all(-1, keepdim=True)
-        return scores.softmax(-1).masked_fill(blind, 0)
+        return scores.softmax(-1).masked_fill_(blind, 0)
 
     def _padded(self, found: list[Tensor | None]) -> list[Tensor | None]:
         return [*found, *[None] * (self.size - 3)]
@@ -123,9 +146,7 @@ class Attention(Rule):
 
 def _query_chunks(p: Tensor, features: int) -> Iterator[slice]:
     queries = p.shape[-2]
-    step = max(1, CHUNK // max(1, p.numel() // max(1, queries) * features))
-    for first in range(0, queries, step):
-        yield slice(first, min(first + step, queries))
+    return slices(queries, max(1, CHUNK // max(1, p.numel() // max(1, queries) * features)))
 
 
 def _samples(

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
+from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules.choices import choice
-from lapkernels.rules.samples import row_chunks
 
 # A multiply-add of the many small products over columns, in units of one in the direct kernel.
 SMALL = 6.0

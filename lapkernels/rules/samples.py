@@ -14,9 +14,6 @@ from math import prod
 import torch
 from torch import Tensor
 
-# Entries of what is made for a few samples at a time, where a sum needs it for all of them.
-CHUNK = 1 << 20
-
 
 class MixesSamples(ValueError):
     """An op whose result for one sample depends on another, or hides which is which."""
@@ -177,10 +174,3 @@ def units(m: Tensor, samples: Samples) -> Iterator[tuple[Tensor, Tensor]]:
         unit = torch.zeros_like(parts)
         unit[tuple(place)] = 1
         yield samples.join(unit).reshape(m.shape), parts[tuple(place)].flatten()
-
-
-def row_chunks(count: int, entries: int) -> Iterator[slice]:
-    """Slices of samples such that ``entries`` numbers for each stay within ``CHUNK``."""
-    step = max(1, CHUNK // max(1, entries))
-    for first in range(0, count, step):
-        yield slice(first, min(first + step, count))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapkernels.rules.samples import row_chunks
+from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules.uses import ScaleUse, Use, WeightUse
 
 # Rows that are multiplied together: large enough for a matrix product, small enough to skip zeros.

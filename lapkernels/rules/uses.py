@@ -20,9 +20,10 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
+from lapkernels.ops.chunks import jacobian_chunks, row_chunks, slices
 from lapkernels.rules.choices import skips_zeros
 from lapkernels.rules.gram import gram_squared_sum, takes_gram
-from lapkernels.rules.samples import Samples, per_sample, row_chunks, spread, units
+from lapkernels.rules.samples import Samples, per_sample, spread, units
 
 
 class Use(ABC):
@@ -48,22 +49,35 @@ class Use(ABC):
 
     def squared_sum(self, s: Tensor) -> Tensor:
         """sum_{n,v} G_{n,v}²."""
-        return torch.stack([g.square().sum((0, 1)) for _, g in self._chunks(s)]).sum(0)
+        total = s.new_zeros(self.shape)
+        for columns, rows in self.chunks(s):
+            total += self.jacobian(s[columns], rows).square().sum((0, 1))
+        return total
 
     def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
         """sum_p variance[p] G_{n,v}[p]², [N, V]."""
-        return torch.cat(
-            [(g.flatten(2).square() @ variance.flatten()).T for _, g in self._chunks(s)]
-        )
+        total = s.new_empty(self.count, s.shape[0])
+        for columns, rows in self.chunks(s):
+            g = self.jacobian(s[columns], rows).flatten(2)
+            total[rows, columns] = (g.square() @ variance.flatten()).T
+        return total
 
     def gram(self, s: Tensor, variance: Tensor) -> Tensor:
         """sum_p G_{n,v}[p] variance[p] G_{n,v'}[p], [N, V, V]."""
-        parts = [g.flatten(2).transpose(0, 1) for _, g in self._chunks(s)]
-        return torch.cat([(g * variance.flatten()) @ g.mT for g in parts])
+        total = s.new_empty(self.count, s.shape[0], s.shape[0])
+        for columns, rows in self.chunks(s):
+            g = self.jacobian(s[columns], rows).flatten(2).transpose(0, 1)
+            scaled = g * variance.flatten()
+            total[rows, columns, columns] = scaled @ g.mT
+            for others in slices(columns.start, columns.stop - columns.start):
+                h = self.jacobian(s[others], rows).flatten(2).transpose(0, 1)
+                total[rows, columns, others] = value = scaled @ h.mT
+                total[rows, others, columns] = value.mT
+        return total
 
-    def _chunks(self, s: Tensor) -> Iterator[tuple[slice, Tensor]]:
-        for rows in row_chunks(self.count, s.shape[0] * prod(self.shape)):
-            yield rows, self.jacobian(s, rows)
+    def chunks(self, s: Tensor) -> Iterator[tuple[slice, slice]]:
+        """Columns and samples whose G is to be in memory at a time."""
+        return jacobian_chunks(s.shape[0], self.count, prod(self.shape))
 
 
 @dataclass(frozen=True)
@@ -289,8 +303,12 @@ class EmbeddingUse(Use):
 
     def gram(self, s: Tensor, variance: Tensor) -> Tensor:
         rows, samples, sums = self._sums(s)
-        value = torch.einsum("vud,ud,wud->uvw", sums, variance[rows], sums)
-        return s.new_zeros(self.count, s.shape[0], s.shape[0]).index_add_(0, samples, value)
+        total = s.new_zeros(self.count, s.shape[0], s.shape[0])
+        for n in range(self.count):
+            own = samples == n
+            g = sums[:, own].flatten(1)
+            total[n] = (g * variance[rows[own]].flatten()) @ g.T
+        return total
 
     def _tokens(self, s: Tensor) -> tuple[Tensor, Tensor]:
         """Index [N, T] and columns [V, N, T, D], those of the padding index set to zero."""

@@ -1,138 +1,204 @@
-"""Peak extra memory of the diagonal, each case in a process of its own.
+"""Peak extra memory of every function, each case in a process of its own.
 
-`python -m tests.curvature.memory` prints one JSON line a case. The process forks for every case
-before it computes anything, so that a case starts clean without importing torch again. Blocks of
-64 KiB and more are mappings of their own (the environment's MALLOC_ settings), which leave the
-resident set when they are freed.
+`python -m tests.curvature.memory NAME...` prints a JSON line for each case, `--serve` does so for
+names that it reads, and `--table` writes the table of all cases into docs/measured/memory.md. The
+process forks for every case before it computes anything, so that a case starts clean without
+importing torch again. Blocks of 64 KiB and more are mappings of their own (MALLOC_ settings of the
+environment), which leave the resident set when they are freed.
+
+The bound is twice the activations and twice the parameters. Beside it stands what a caller asked
+for, where that is larger than the parameters by nature: Kronecker factors, blocks, covariances.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
-import lapkernels as lk
 from lapkernels.demo.memory import peak_extra_memory
+from tests.curvature.memory_cases import CASES, LARGE, RUNS, TWICE_DIFFERENTIATED
+from tests.curvature.memory_networks import NETWORKS
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-METHODS = ("exact", "mc", "empirical", "approx", "mixed")
+TABLE = Path(__file__).parents[2] / "docs" / "measured" / "memory.md"
+MIB = 1 << 20
+# The least budget that columns get by default, and what allocator and new code may take.
+SLACK = 16 * MIB + 6 * MIB
 
 
-def wide_activations(outputs: int, size: int, batch: int) -> tuple[nn.Module, Tensor]:
-    """Few parameters, large images."""
-    model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, outputs),
-    )
-    return model, torch.randn(batch, 1, size, size)
+class Results(TorchDispatchMode):
+    """Keeps the memory of all results of ops."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self.storages: dict[int, torch.UntypedStorage] = {}
+        self.known = {_storage(tensor).data_ptr() for tensor in known}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(tensor, Tensor) and _storage(tensor).data_ptr() not in self.known:
+                self.storages[_storage(tensor).data_ptr()] = _storage(tensor)
+        return out
 
 
-def many_parameters(outputs: int, width: int) -> tuple[nn.Module, Tensor]:
-    """Few activations, large matrices."""
-    model = nn.Sequential(
-        nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
-        nn.Linear(width, outputs),
-    )  # fmt: skip
-    return model, torch.randn(4, width)
+def _storage(tensor: Tensor) -> torch.UntypedStorage:
+    return tensor.untyped_storage()
 
 
-@dataclass(frozen=True)
-class Case:
-    """A network, and a small one of the same kind that is run first to load code."""
-
-    build: Callable[[], tuple[nn.Module, Tensor]]
-    warm: Callable[[], tuple[nn.Module, Tensor]]
-    options: dict[str, Any]
-
-
-def _case(network: str, outputs: int, **options: Any) -> Case:
-    if network == "activations":
-        return Case(
-            lambda: wide_activations(outputs, 256, 13),
-            lambda: wide_activations(outputs, 32, 4),
-            options,
-        )
-    return Case(
-        lambda: many_parameters(outputs, 2048), lambda: many_parameters(outputs, 256), options
-    )
-
-
-def _cases() -> dict[str, Case]:
-    found = {
-        f"{network}-{outputs}-{method}": _case(network, outputs, method=method)
-        for network in ("activations", "parameters")
-        for outputs in (10, 1000)
-        for method in METHODS
-    }
-    found["activations-10-autograd"] = _case("activations", 10, route="autograd")
-    found["activations-10-least"] = _case("activations", 10, memory_budget=1)
-    found["activations-10-generous"] = _case("activations", 10, memory_budget=1 << 30)
-    return found
-
-
-CASES = _cases()
-
-
-def activations(model: nn.Module, x: Tensor) -> int:
-    """Bytes of the results of all layers, without those that are views."""
-    total = 0
-
-    def count(module: nn.Module, args: Any, out: Tensor) -> None:
-        nonlocal total
-        total += 0 if isinstance(module, nn.Flatten) else out.nbytes
-
-    handles = [m.register_forward_hook(count) for m in model.modules() if not list(m.children())]
-    with torch.no_grad():
+def activations(model: nn.Module, x: Tensor, written_out: bool) -> int:
+    """Bytes of the results of all ops of a forward pass, also inside attention if asked."""
+    kernels = [SDPBackend.MATH] if written_out else list(SDPBackend.__members__.values())
+    with torch.no_grad(), sdpa_kernel(kernels), Results([x, *model.parameters()]) as results:
         model(x)
-    for handle in handles:
-        handle.remove()
-    return total
+    return sum(storage.nbytes() for storage in results.storages.values())
 
 
-def measure(case: Case) -> dict[str, int | None]:
-    """Bytes of the peak, the activations and the parameters."""
+def size_of(value: Any) -> int:
+    """Bytes of the tensors in a result."""
+    found: dict[int, int] = {}
+
+    def visit(one: Any) -> None:
+        if isinstance(one, Tensor):
+            found[_storage(one).data_ptr()] = _storage(one).nbytes()
+        elif isinstance(one, Mapping):
+            for entry in one.values():
+                visit(entry)
+        elif is_dataclass(one):
+            for field in fields(one):
+                visit(getattr(one, field.name))
+
+    visit(value)
+    return sum(found.values())
+
+
+def measure(name: str) -> dict[str, Any]:
+    """Bytes of the peak and of what the bound is made of."""
+    network, outputs, run = name.split(" ", 2)
     torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dense = network in ("unet", "decoder")
 
-    def run(model: nn.Module, x: Tensor) -> object:
-        y = torch.zeros(len(x), dtype=torch.int64)
-        return lk.diag(model, (x, y), "categorical", **case.options)
+    def call(model: nn.Module, x: Tensor) -> Any:
+        y = torch.zeros(x.shape[0], dtype=torch.int64)
+        if dense:
+            return RUNS[run](model, x, torch.zeros(x.shape[0], 1, *x.shape[2:]), "gaussian")
+        return RUNS[run](model, x, y, "categorical")
 
-    model, x = case.warm()
-    run(model, x)
-    model, x = case.build()
-    sizes = activations(model, x), sum(p.nbytes for p in model.parameters())
-    _, peak = peak_extra_memory(lambda: run(model, x))
-    return {"peak": peak, "activations": sizes[0], "parameters": sizes[1]}
+    build = partial(NETWORKS[network], int(outputs))
+    call(*build(True))
+    model, x = build(False)
+    twice = run in TWICE_DIFFERENTIATED
+    kept = activations(model, x, twice)
+    parameters = sum(p.nbytes for p in model.parameters())
+    start = time.process_time()
+    result, peak = peak_extra_memory(lambda: call(model, x))
+    seconds = time.process_time() - start
+    extra = size_of(result) if run.startswith(LARGE) else 0
+    bound = (3 if twice else 2) * kept + 2 * parameters + extra
+    row = {"peak": peak, "bound": bound, "activations": kept, "parameters": parameters}
+    return {"name": name, **row, "result": extra, "seconds": seconds}
 
 
-def main(names: list[str]) -> None:
-    """Measure these cases, or all."""
-    for name in names or CASES:
-        sys.stdout.flush()
-        child = os.fork()
-        if child == 0:
-            try:
-                print(json.dumps({"name": name, **measure(CASES[name])}), flush=True)
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        if status:
-            raise SystemExit(f"{name} failed")
+def in_child(name: str) -> None:
+    """Measure in a fork, and print."""
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        try:
+            row = measure(name)
+        except BaseException:
+            row = {"name": name, "error": traceback.format_exc()}
+        print(json.dumps(row), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+
+
+@dataclass
+class Server:
+    """A process that measures on request."""
+
+    process: subprocess.Popen[str]
+
+    @classmethod
+    def start(cls) -> Server:
+        """Import torch there."""
+        return cls(
+            subprocess.Popen(
+                [sys.executable, "-m", "tests.curvature.memory", "--serve"],
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, **ALLOCATOR},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+
+    def measure(self, name: str) -> dict[str, Any]:
+        """Bytes of one case."""
+        assert self.process.stdin is not None and self.process.stdout is not None
+        print(name, file=self.process.stdin, flush=True)
+        row = json.loads(self.process.stdout.readline())
+        if "error" in row:
+            raise RuntimeError(row["error"])
+        return row
+
+
+HEAD = """\
+# Peak memory
+
+MiB by which the resident set peaks above its size before the call, on one thread of a CPU, with
+torch {torch}. `python -m tests.curvature.memory --table` writes this page.
+
+The bound is twice the activations and twice the parameters, and the result where that is larger
+than the parameters by nature (Kronecker factors, blocks, matrices, covariances). Where autograd
+differentiates twice (`diag hessian`, `ggn_product`, `low_rank`) it keeps the graph of a backward
+pass too, with attention written out: there the bound has the activations three times.
+
+A test holds every peak to its bound and {slack} MiB: 16 that columns may always have, so that small
+networks are not carried column by column, and 6 for the allocator and newly loaded code.
+
+| network | outputs | function | activations | parameters | result | bound | peak |
+|---|---:|---|---:|---:|---:|---:|---:|
+"""
+
+
+def table(rows: Iterable[Mapping[str, Any]]) -> str:
+    """All cases in Markdown."""
+    lines = HEAD.format(torch=torch.__version__, slack=SLACK // MIB).splitlines()
+    keys = ("activations", "parameters", "result", "bound", "peak")
+    for row in rows:
+        network, outputs, run = row["name"].split(" ", 2)
+        sizes = " | ".join(f"{row[key] / MIB:.1f}" for key in keys)
+        lines.append(f"| {network} | {outputs} | {run} | {sizes} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str]) -> None:
+    """Serve, make the table, or measure what is named."""
+    if arguments == ["--table"]:
+        server = Server.start()
+        TABLE.write_text(table(server.measure(n) for n in CASES if not n.endswith("generous")))
+        return
+    names = map(str.strip, sys.stdin) if arguments == ["--serve"] else arguments
+    for name in names:
+        in_child(name)
 
 
 if __name__ == "__main__":

@@ -2,86 +2,72 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lapkernels.demo.memory import PROC
-from tests.curvature.memory import ALLOCATOR, CASES
+from tests.curvature.memory import CASES, MIB, SLACK, Server
 
-ROOT = Path(__file__).parents[2]
-MIB = 1 << 20
-# The least budget that columns get, and what allocator and newly touched code may take.
-SLACK = 16 * MIB + 6 * MIB
+# One of each function and each network at least, the quicker ones.
 QUICK = (
-    "activations-10-exact",
-    "activations-10-approx",
-    "activations-10-least",
-    "activations-10-generous",
+    "images 10 diag exact",
+    "images 10 diag approx",
+    "images 10 blocks kernel",
+    "images 1000 diag exact",
+    "matrices 10 diag exact",
+    "matrices 1000 diag exact",
+    "matrices 10 kron mc",
+    "matrices 10 predictive_variance",
+    "tied 10 diag mc",
+    "sequence 10 diag mc",
+    "sequence 10 diag approx",
+    "sequence 10 kron exact",
+    "skips 10 propagated_variance",
+    "unet 1024 diag exact",
 )
 
 pytestmark = pytest.mark.skipif(
     not (PROC / "clear_refs").exists(), reason="the peak is read from Linux's /proc"
 )
 
+server = cache(Server.start)
+
 
 @cache
-def measured(names: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """Bytes by case, all from one run."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.curvature.memory", *names],
-        cwd=ROOT,
-        env={**os.environ, **ALLOCATOR},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = [json.loads(line) for line in done.stdout.splitlines()]
-    return {row.pop("name"): row for row in rows}
-
-
-def assert_small(case: dict[str, int]) -> None:
-    if case["peak"] is None:
+def measured(name: str) -> dict[str, Any]:
+    row = server().measure(name)
+    if row["peak"] is None:
         pytest.skip("the peak cannot be reset here")
-    limit = 2 * case["activations"] + 2 * case["parameters"] + SLACK
-    told = {key: f"{value / MIB:.0f} MiB" for key, value in case.items()}
-    assert case["peak"] <= limit, told
+    return row
+
+
+def assert_small(name: str) -> None:
+    row = measured(name)
+    told = {key: f"{row[key] / MIB:.0f} MiB" for key in ("peak", "bound", "activations", "result")}
+    assert row["peak"] <= row["bound"] + SLACK, told
 
 
 def test_the_sizes_are_as_meant() -> None:
-    case = measured(QUICK)["activations-10-approx"]
-    assert case["activations"] > 100 * MIB and case["parameters"] < MIB
+    images, matrices = measured("images 10 diag exact"), measured("matrices 10 diag exact")
+    assert images["activations"] > 40 * MIB and images["parameters"] < MIB
+    assert matrices["activations"] < MIB and matrices["parameters"] > 30 * MIB
 
 
-@pytest.mark.parametrize("name", [name for name in QUICK if "generous" not in name])
+@pytest.mark.parametrize("name", QUICK)
 def test_peak(name: str) -> None:
-    assert_small(measured(QUICK)[name])
+    assert_small(name)
 
 
 def test_a_budget_lowers_the_peak() -> None:
     """One column at a time, and all eight behind the pooling together: seven images fewer."""
-    least, generous = (measured(QUICK)[f"activations-10-{name}"] for name in ("least", "generous"))
-    if least["peak"] is None:
-        pytest.skip("the peak cannot be reset here")
+    least, generous = (measured(f"images 10 diag exact {x}") for x in ("least", "generous"))
     image = least["activations"] / 4  # of the four layers that make images
     assert generous["peak"] - least["peak"] > 7 * image - SLACK
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CASES if name not in QUICK])
-def test_peak_of_every_method(name: str) -> None:
-    assert_small(measured(tuple(CASES))[name])
-
-
-@pytest.mark.slow
-def test_the_number_of_columns_does_not_matter() -> None:
-    """A hundred times the outputs: what is added is the larger last layer."""
-    found = measured(tuple(CASES))
-    few, many = found["activations-10-exact"], found["activations-1000-exact"]
-    larger = many["parameters"] - few["parameters"]
-    assert many["peak"] <= few["peak"] + 2 * larger + SLACK
+@pytest.mark.parametrize("name", [n for n in CASES if n not in QUICK and "generous" not in n])
+def test_peak_of_every_function(name: str) -> None:
+    assert_small(name)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch import Tensor
 
+from lapkernels.ops import chunks
 from lapkernels.rules import Samples, Use
 from tests.rules.calls import Arg, Built, Case
 
@@ -101,12 +103,14 @@ def use(built: Built, index: int) -> None:
     close(entry.jacobian(s), g)
     rows = slice(built.count // 2, built.count)
     close(entry.jacobian(s, rows), g[:, rows])
-    close(entry.squared_sum(s), g.square().sum((0, 1)))
     variance = torch.rand(weight.shape, dtype=torch.float64)
     flat = g.flatten(2).transpose(0, 1)
     gram = (flat * variance.flatten()) @ flat.mT
-    close(entry.gram(s, variance), gram)
-    close(entry.squared_dot(s, variance), gram.diagonal(dim1=1, dim2=2))
+    for chunk in (chunks.CHUNK, 2 * weight.numel()):
+        with patch.object(chunks, "CHUNK", chunk):
+            close(entry.squared_sum(s), g.square().sum((0, 1)))
+            close(entry.gram(s, variance), gram)
+            close(entry.squared_dot(s, variance), gram.diagonal(dim1=1, dim2=2))
     m = torch.randn(out.shape, dtype=torch.float64)
     close(entry.squared(m), torch.tensordot(m, j.square(), out.dim()))
 

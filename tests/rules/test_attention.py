@@ -51,7 +51,7 @@ def test_rule(one: Case) -> None:
 
 
 @pytest.mark.parametrize("name", MASKED)
-@pytest.mark.parametrize("chunk", [1, 1 << 22])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
 def test_masks(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attention, "CHUNK", chunk)
 
