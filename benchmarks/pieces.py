@@ -40,6 +40,7 @@ def _pieces() -> dict[str, str]:
         add(f"{network}-sampled", SHORT, [f"{network}-r"])
         for quantity in LONG:
             add(f"{network}-{quantity}", [quantity], [f"{network}-r"])
+    add("3c3d-posteriors", ("laplace_diag", "laplace_kron"), ["3c3d-r"])
     add("unet-sampled", SHORT, ["unet-r"])
     for quantity in LONG:
         add(f"unet-{quantity}", [quantity], ["unet-r"])

@@ -10,17 +10,36 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+# As a script, but with the package of this folder.
+RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
 
 
-@pytest.mark.parametrize("example", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
-def test_example_agrees_with_autograd(example: Path) -> None:
+EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
+# Examples that compare with autograd; the others have a --quick.
+COMPARING = ("one_layer", "whole_model")
+
+
+def output(example: str, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", f"import runpy; runpy.run_path({str(example)!r}, None, '__main__')"],
+        [sys.executable, "-c", RUN, str(EXAMPLES[example]), *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    found = re.search(r"difference from autograd: (\S+)", done.stdout)
-    assert found, done.stdout
+    return done.stdout
+
+
+@pytest.mark.parametrize("example", COMPARING)
+def test_example_agrees_with_autograd(example: str) -> None:
+    printed = output(example)
+    found = re.search(r"difference from autograd: (\S+)", printed)
+    assert found, printed
     assert float(found.group(1)) < 1e-5
+
+
+@pytest.mark.parametrize("example", [name for name in EXAMPLES if name not in COMPARING])
+def test_example_saves_its_figure(example: str, tmp_path: Path) -> None:
+    figure = tmp_path / "figure.png"
+    output(example, "--quick", "--figure", str(figure))
+    assert figure.read_bytes().startswith(b"\x89PNG")

@@ -23,7 +23,7 @@ CASES = {
 def test_equals_the_sum_of_squared_jacobians(
     case: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lapkernels.rules.samples.CHUNK", chunk)
+    monkeypatch.setattr("lapkernels.ops.chunks.CHUNK", chunk)
     torch.manual_seed(0)
     geometry, columns, inputs = CASES[case]
     s = torch.randn(columns, dtype=torch.float64)

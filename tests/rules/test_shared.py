@@ -30,7 +30,7 @@ def test_products_of_rows_with_zeros(kind: str, size: int) -> None:
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 def test_scaled_columns(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lapkernels.rules.samples.CHUNK", chunk)
+    monkeypatch.setattr("lapkernels.ops.chunks.CHUNK", chunk)
     torch.manual_seed(0)
     rows = torch.randn(70, 70, dtype=torch.float64).triu()
     factor = torch.randn(3, 70, dtype=torch.float64)
