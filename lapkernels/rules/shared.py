@@ -36,10 +36,6 @@ class Scaled:
         """sum_v s², [N, F]."""
         return self.factor.square() * self.rows.square().sum(0)
 
-    def moment(self) -> Tensor:
-        """sum_{n,v} s sᵀ, [F, F]."""
-        return (self.rows.mT @ self.rows) * (self.factor.mT @ self.factor)
-
     def product(self, matrix: Tensor) -> Tensor:
         """s @ matrix [F, J], as [V, N, J]."""
         count, features = self.factor.shape
