@@ -36,13 +36,18 @@ LIMIT = 1 << 30
 
 @dataclass
 class Sums:
-    """What has been added up for one parameter, of one ``kind``."""
+    """What has been added up for one parameter, of one ``kind``; None is a sum of nothing yet.
+
+    ``output_size`` and ``input_size`` are the shapes of its factors; some have no input factor.
+    """
 
     kind: type
-    output: Tensor
-    input: Tensor | None = None
+    output_size: tuple[int, ...]
+    input_size: tuple[int, ...] | None = None
     entries: Tensor | None = None
     groups: int = 1
+    output: Tensor | None = None
+    input: Tensor | None = None
     pending: list[Tensor] = field(default_factory=list)
 
 
@@ -123,16 +128,19 @@ class KroneckerSums(StepCollector):
             if sums.pending:
                 total = torch.stack(sums.pending).sum(0).unsqueeze(2)
                 linear = Geometry(groups=sums.groups)
-                ops.kronecker_output(total, linear, out=sums.output)
+                sums.output = ops.kronecker_output(total, linear, out=sums.output)
                 sums.pending.clear()
 
     def factors(self, name: str, count: int) -> Factors:
         """The result for a parameter."""
         shape = tuple(self.parameters[name].shape)
-        sums = self.sums.get(name)
+        sums, zeros = self.sums.get(name), self.parameters[name].new_zeros
         if sums is not None:
-            return Factors(shape, count, sums.output, sums.input, sums.entries)
-        zeros = self.parameters[name].new_zeros
+            output = zeros(sums.output_size) if sums.output is None else sums.output
+            inputs = sums.input
+            if inputs is None and sums.input_size is not None:
+                inputs = zeros(sums.input_size)
+            return Factors(shape, count, output, inputs, sums.entries)
         if len(shape) < 2:
             return Factors(shape, count, zeros(1, prod(shape), prod(shape)), used=False)
         out, features = shape[0], prod(shape[1:])
@@ -140,9 +148,9 @@ class KroneckerSums(StepCollector):
         return Factors(shape, count, zeros(1, out, out), inputs, used=False)
 
     def _start(self, name: str, kind: type, shares: list[Share]) -> None:
-        """Make room for a parameter's sums, or check that this batch uses it as others did."""
+        """Start a parameter's sums, or check that this batch uses it as others did."""
         parameter, use = self.parameters[name], shares[0].use if shares else None
-        zeros, size = parameter.new_zeros, prod(parameter.shape)
+        size = prod(parameter.shape)
         if isinstance(use, WeightUse) and kind is WeightUse:
             layouts = [matrix_entries(share, parameter) for share in shares]
             weights = [share.use for share in shares if isinstance(share.use, WeightUse)]
@@ -150,18 +158,17 @@ class KroneckerSums(StepCollector):
             if len(shapes) > 1 or any(not same_entries(layouts[0], one) for one in layouts[1:]):
                 raise Refused(_tied(name, "as weights of different layouts"))
             g, out, features = matrix_shape(use)
-            inputs = zeros(g, features, features)
-            made = Sums(kind, zeros(g, out, out), inputs, layouts[0], g)
+            made = Sums(kind, (g, out, out), (g, features, features), layouts[0], g)
         elif isinstance(use, EmbeddingUse) and kind is EmbeddingUse:
             rows, width = use.shape
             if self.reduce:
                 _check_size(name, rows, parameter, "sharing='expand', where it is diagonal,")
-            inputs = zeros(1, rows, rows) if self.reduce else zeros(1, rows)
+            inputs = (1, rows, rows) if self.reduce else (1, rows)
             order = torch.arange(size, device=parameter.device).reshape(1, rows, width)
-            made = Sums(kind, zeros(1, width, width), inputs, order.mT)
+            made = Sums(kind, (1, width, width), inputs, order.mT)
         else:
             _check_size(name, size, parameter, "diag or params= without it")
-            made = Sums(kind, zeros(1, size, size))
+            made = Sums(kind, (1, size, size))
         known = self.sums.setdefault(name, made)
         if (known.kind, known.groups) != (kind, made.groups) or not same_entries(
             known.entries, made.entries
@@ -169,23 +176,25 @@ class KroneckerSums(StepCollector):
             raise Refused(f"{name} is used as another kind of weight in another batch")
 
     def _add_weight_input(self, name: str, uses: Sequence[WeightUse]) -> None:
-        total = self.sums[name].input
+        sums = self.sums[name]
         positions = sum(use.positions for use in uses)
         if positions == 0:
             return
         scale = positions ** (-2.0 if self.reduce else -1.0)
         if self.reduce and len(uses) > 1:
-            sums = [ops.unfolded(use.x(), use.geometry).sum(2) for use in uses]
-            mean = torch.stack(sums).sum(0) / positions
-            assert total is not None
-            total += torch.einsum("nga,ngb->gab", mean, mean)
+            parts = [ops.unfolded(use.x(), use.geometry).sum(2) for use in uses]
+            mean = torch.stack(parts).sum(0) / positions
+            sums.input = _added(sums.input, torch.einsum("nga,ngb->gab", mean, mean))
             return
         for use in uses:
-            ops.kronecker_input(use.x(), use.geometry, reduce=self.reduce, out=total, scale=scale)
+            sums.input = ops.kronecker_input(
+                use.x(), use.geometry, reduce=self.reduce, out=sums.input, scale=scale
+            )
 
     def _add_embedding_input(self, name: str, uses: Sequence[EmbeddingUse]) -> None:
-        total = self.sums[name].input
-        assert total is not None
+        sums, parameter = self.sums[name], self.parameters[name]
+        assert sums.input_size is not None
+        total = parameter.new_zeros(sums.input_size) if sums.input is None else sums.input
         tokens = torch.cat([token_indices(use) for use in uses], 1)
         count, positions = tokens.shape
         read = torch.cat([tokens_read(use) for use in uses], 1)
@@ -195,6 +204,7 @@ class KroneckerSums(StepCollector):
             total += mean.T @ mean
         else:
             total[0].index_add_(0, tokens.flatten(), weight.flatten())
+        sums.input = total
 
     def _add_output(self, name: str, s: Tensor, geometry: Geometry, given: Tensor) -> None:
         """Add B of columns [V, N, O, *out] ([V, N, T, O] for Linear), a view of ``given``."""
@@ -205,16 +215,19 @@ class KroneckerSums(StepCollector):
         view = features_last(s, geometry)
         last = self._last
         if last is not None and last[0] is given and sums.groups == 1 and _same(last[1], view):
-            sums.output += last[2]
+            sums.output = _added(sums.output, last[2])
             return
         value = ops.kronecker_output(s, geometry, reduce=self.reduce)
-        sums.output += value
+        sums.output = _added(sums.output, value)
         # A layer's bias has the columns of its weight.
         self._last = (given, view, value) if sums.groups == 1 else None
 
     def _add_block(self, sums: Sums, g: Tensor) -> None:
         flat = g.flatten(0, 1)
-        sums.output[0].addmm_(flat.T, flat)
+        if sums.output is None:
+            sums.output = (flat.T @ flat).unsqueeze(0)
+        else:
+            sums.output[0].addmm_(flat.T, flat)
 
 
 class Block:
@@ -266,6 +279,11 @@ def _check_size(name: str, rows: int, parameter: Tensor, instead: str) -> None:
             f"{name} would need a factor [{rows}, {rows}] of {size / 2**30:.1f} GiB, more than "
             f"{LIMIT / 2**30:.0f} GiB; use {instead}"
         )
+
+
+def _added(total: Tensor | None, value: Tensor) -> Tensor:
+    """The sum, which shares no memory with the value."""
+    return value.clone() if total is None else total.add_(value)
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -119,8 +119,13 @@ def weight_matrices(use: WeightUse, value: Tensor) -> Tensor:
 
 def matrix_shape(use: WeightUse) -> tuple[int, int, int]:
     """(groups, O / groups, I / groups * K)."""
-    groups, out, features = weight_matrices(use, torch.empty(use.shape, device="meta")).shape
-    return groups, out, features
+    groups, kernel = use.geometry.groups, prod(use.geometry.kernel_size)
+    if use.geometry.is_linear:
+        out, features = use.shape[-2:][::-1] if use.flipped else use.shape[-2:]
+        return 1, out, features
+    if use.geometry.transposed:
+        return groups, use.shape[1], use.shape[0] // groups * kernel
+    return groups, use.shape[0] // groups, use.shape[1] * kernel
 
 
 def features_last(value: Tensor, geometry: Geometry) -> Tensor:

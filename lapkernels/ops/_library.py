@@ -29,7 +29,7 @@ class Op:
     reference: Callable[..., Tensor]
     shape: Callable[..., Sequence[int]]
     tensors: Callable[[Sequence[Any]], list[Tensor]]
-    run: Callable[[Sequence[Tensor], tuple[Any, ...]], Tensor]
+    run: Callable[[Sequence[Tensor], tuple[Any, ...], float], Tensor]
     run_into: Callable[[Sequence[Tensor], tuple[Any, ...], Tensor, float, float], None]
 
     def __call__(
@@ -40,8 +40,8 @@ class Op:
         if out is None:
             way = route(tensors)
             if way is Route.DIRECT:
-                value = self.run(tensors, arguments)
-            elif way is Route.DISPATCHER:
+                return self.run(tensors, arguments, scale)
+            if way is Route.DISPATCHER:
                 value = getattr(torch.ops.lapkernels, self.name)(*arguments)
             else:
                 value = self.reference(*arguments)
@@ -110,12 +110,12 @@ def register(
                 return value
         return compiled(name, *tensors) or reference(*values)
 
-    def run(tensors: Sequence[Tensor], values: tuple[Any, ...]) -> Tensor:
+    def run(tensors: Sequence[Tensor], values: tuple[Any, ...], scale: float = 1.0) -> Tensor:
         kernel = kernel_or_value(tensors, values)
         if isinstance(kernel, Tensor):
-            return kernel
+            return kernel if scale == 1.0 else kernel * scale
         out = tensors[0].new_empty(shape(*values))
-        kernel(out, 0.0, 1.0, *values)
+        kernel(out, 0.0, scale, *values)
         return out
 
     def run_into(

@@ -168,6 +168,21 @@ def test_calls_of_a_module_are_positions(sharing: Sharing, route: Any) -> None:
         close(found.dense(name), wanted.dense(name))
 
 
+def test_calls_of_a_module_that_get_the_same_columns() -> None:
+    layers = nn.ModuleList(nn.Linear(3, 2, dtype=torch.float64) for _ in range(3))
+    one = Net(lambda net, x: net.layer(x) + net.layer(2 * x) + net.layer(3 * x), layer=layers[0])
+    three = Net(
+        lambda net, x: net.a(x) + net.b(2 * x) + net.c(3 * x),
+        **dict(zip("abc", layers, strict=True)),
+    )
+    x = torch.randn(4, 3, dtype=torch.float64)
+    found = lk.kron(one, [x[:1], x[1:]], method="exact")
+    apart = lk.kron(three, x, method="exact")
+    for name in ("weight", "bias"):
+        parts = torch.stack([apart[f"{layer}.{name}"].output for layer in "abc"])
+        close(found[f"layer.{name}"].output, parts.sum(0))
+
+
 @pytest.mark.parametrize("sharing", SHARINGS)
 def test_calls_of_a_conv_at_two_sizes(sharing: Sharing) -> None:
     network = ZOO["conv-twice-at-two-sizes"]
