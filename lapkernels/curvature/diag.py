@@ -20,7 +20,8 @@ from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.rules.shared import Scaled, reads_once
-from lapkernels.rules.windows import Window, window_squares
+from lapkernels.rules.window_sums import window_squares
+from lapkernels.rules.windows import Window
 
 Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
 Sampler = Literal["labels", "signs"]

@@ -22,13 +22,12 @@ from lapkernels.curvature.walk import Collector, accumulate, hand_out, naming, p
 from lapkernels.rules.affine import Convolution
 from lapkernels.rules.choices import choice
 from lapkernels.rules.elementwise import Sum
+from lapkernels.rules.lanes import Grid, Lanes, Place
 from lapkernels.rules.windows import (
     POINTWISE,
     NotAligned,
-    Place,
     Window,
     derivatives,
-    gather,
     place_below,
     windows_below,
 )
@@ -108,15 +107,17 @@ def _joined(places: dict[int, Place | None], value: Value, below: Place | None) 
 
 @dataclass(frozen=True)
 class Tile:
-    """The pixels residue + multiple * (corner + q), q up to ``pixels`` along each dimension."""
+    """The pixels residue + multiple * (corner + q) for the q of lanes."""
 
     residue: tuple[int, ...]
     corner: tuple[int, ...]
-    pixels: tuple[int, ...]
+    lanes: Lanes
 
 
-def tiles(size: Sequence[int], multiple: Sequence[int], most: int) -> Iterator[Tile]:
-    """Tiles of at most ``most`` pixels that cover an image."""
+def tiles(
+    count: int, size: Sequence[int], multiple: Sequence[int], most: int
+) -> Iterator[tuple[Tile, tuple[slice, ...]]]:
+    """Tiles of at most ``most`` pixels that cover the images of ``count`` samples, and where."""
     for residue in product(*(range(min(m, n)) for m, n in zip(multiple, size, strict=True))):
         counts = [-(-(n - r) // m) for n, r, m in zip(size, residue, multiple, strict=True)]
         shape, left = list(counts), most
@@ -125,7 +126,9 @@ def tiles(size: Sequence[int], multiple: Sequence[int], most: int) -> Iterator[T
             left //= shape[d]
         for corner in product(*(range(0, c, s) for c, s in zip(counts, shape, strict=True))):
             pixels = [min(s, n - c) for s, n, c in zip(shape, counts, corner, strict=True)]
-            yield Tile(residue, corner, tuple(pixels))
+            where = zip(residue, corner, pixels, multiple, strict=True)
+            slices = [slice(r + m * c, r + m * (c + p - 1) + 1, m) for r, c, p, m in where]
+            yield Tile(residue, corner, Grid(count, tuple(pixels))), tuple(slices)
 
 
 def tile_count(size: Sequence[int], multiple: Sequence[int], most: int) -> int:
@@ -168,21 +171,37 @@ def pull_local(
     if columns == 0:
         return
     most = most_pixels(layout, columns * count * local.element_size(), budget)
-    layouts: dict[tuple[int, ...], Layout] = {}
-    cache: dict[int, list[Tensor | None]] = {}
-    fused = _fused(plan, section)
-    for tile in tiles(local.shape[3:], layout.multiple, most):
-        if tile.residue not in layouts:
-            layouts[tile.residue] = Layout.of(plan, section, tile.residue)
-        walk = _Walk(plan, layouts[tile.residue], tile, cache, fused)
-        walk.start(section.entry, local)
-        for position in reversed(range(section.first, section.last)):
+    walks = LocalWalks(plan, section)
+    dims = local.dim() - 3
+    for tile, where in tiles(count, local.shape[3:], layout.multiple, most):
+        part = local[(..., *where)].flatten(3)  # [J, N, C, pixels]
+        s = part.permute(0, 2, 1, 3).flatten(2).reshape(columns, -1, *(1,) * dims, tile.lanes.size)
+        at_exit = walks.pull(tile, s, collector)
+        if at_exit is not None:
+            yield at_exit
+
+
+class LocalWalks:
+    """Carries columns that start at pixels back through a section, a tile at a time."""
+
+    def __init__(self, plan: Plan, section: Section) -> None:
+        self.plan, self.section = plan, section
+        self._layouts: dict[tuple[int, ...], Layout] = {}
+        # The derivatives of activations are kept from tile to tile.
+        self._cache: dict[int, list[Tensor | None]] = {}
+        self._fused = _fused(plan, section)
+
+    def pull(self, tile: Tile, s: Tensor, collector: Collector) -> Tensor | None:
+        """Carry columns ``s`` [V, C, 1.., L] at the tile's pixels back; they come to the exit."""
+        if tile.residue not in self._layouts:
+            self._layouts[tile.residue] = Layout.of(self.plan, self.section, tile.residue)
+        layout = self._layouts[tile.residue]
+        walk = _Walk(self.plan, layout, tile, self._cache, self._fused)
+        walk.start(self.section.entry, s)
+        for position in reversed(range(self.section.first, self.section.last)):
             walk.visit(position, collector)
-        pull_weights(plan, walk.waiting, columns * prod(tile.pixels), collector)
-        if section.exit is not None:
-            part = walk.at(section.exit)
-            if part is not None:
-                yield part
+        pull_weights(self.plan, walk.waiting, s.shape[0] * tile.lanes.pixels, collector)
+        return None if self.section.exit is None else walk.at(self.section.exit)
 
 
 def _fused(plan: Plan, section: Section) -> dict[int, int]:
@@ -216,21 +235,17 @@ class _Walk:
         cache: dict[int, list[Tensor | None]],
         fused: dict[int, int],
     ) -> None:
-        # The derivatives of activations are kept from tile to tile.
         self.plan, self.layout, self.tile, self.cache = plan, layout, tile, cache
         self.fused = fused
         self.windows: dict[int, Window] = {}
         self.images: dict[int, Tensor] = {}
         self.waiting: list[tuple[Node, int, Tensor]] = []
 
-    def start(self, entry: Value, local: Tensor) -> None:
-        """Cut the tile out of the columns at the entry."""
-        columns, count = local.shape[:2]
+    def start(self, entry: Value, s: Tensor) -> None:
+        """Columns at the pixels themselves."""
         place = self._place(entry)
         assert place is not None
-        flat = local.transpose(0, 1).flatten(1, 2)  # [N, J * C, *size]
-        s = gather(flat, place, self.tile.pixels).unflatten(0, (columns, -1))
-        self.windows[id(entry)] = Window(s, place, count, self.tile.pixels)
+        self.windows[id(entry)] = Window(s, place, self.tile.lanes)
 
     def _place(self, value: Value) -> Place | None:
         """The windows of a value for this tile."""

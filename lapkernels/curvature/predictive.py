@@ -5,9 +5,9 @@ With :math:`\theta \sim N(\theta^*, \Sigma)` and the Jacobian :math:`J_n` of the
 .. math:: \mathrm{cov}[n, d, d'] = \sum_{p,q} J_n[d, p] \, \Sigma[p, q] \, J_n[d', q], \qquad
           \mathrm{var}[n, d] = \mathrm{cov}[n, d, d].
 
-Unit columns at the outputs are carried back, a few at a time; for independent entries and Kronecker
-factors a layer's share comes from a kernel that holds no Jacobian. Nothing is subtracted: variances
-are sums of squares.
+Unit columns at the outputs are carried back, a few at a time, as windows where the output is an
+image and that is cheaper. For independent entries and Kronecker factors a layer's share comes from
+a kernel that holds no Jacobian. Nothing is subtracted: variances are sums of squares.
 """
 
 from __future__ import annotations
@@ -23,9 +23,12 @@ from lapkernels.curvature.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.joint import JointJacobians
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
+from lapkernels.curvature.predictive_local import LaneSum, local_sums
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.ops.chunks import row_chunks
+from lapkernels.rules.window_sums import window_variances
+from lapkernels.rules.windows import Window
 
 # A variance for each entry of a parameter, or blocks of what is not independent.
 Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]
@@ -51,10 +54,13 @@ def predictive_variance(
     parts: list[Tensor] = []
     shape: torch.Size = torch.Size()
     for one, chosen, total in _passes(model, x, variance, outputs, output, memory_budget, route):
-        total.result = one.prediction.new_zeros(chosen.shape)
-        one.pull(chosen.shape[1], total.unit_columns(one.prediction, chosen), total)
-        parts.append(total.result)
         shape = one.prediction.shape[1:]
+        some = None if outputs is None else chosen
+        result = local_sums(one, some, total) if total.takes_windows else None
+        if result is None:
+            total.result = result = one.prediction.new_zeros(chosen.shape)
+            one.pull(chosen.shape[1], total.unit_columns(one.prediction, chosen), total)
+        parts.append(result.flatten(1))
     result = torch.cat(parts)
     return result if outputs is not None else result.reshape(result.shape[0], *shape)
 
@@ -90,7 +96,7 @@ def predictive_covariance(
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-class PredictiveSum(JointJacobians):
+class PredictiveSum(JointJacobians, LaneSum):
     """J Σ Jᵀ, [N, V, V] of all columns on their way if ``joint``, else its diagonals.
 
     Of the diagonals [N, k] those on their way are ``first`` and those that follow.
@@ -105,6 +111,12 @@ class PredictiveSum(JointJacobians):
         self.result = torch.empty(0)
         self.joint = False
         self.first = 0
+
+    @property
+    def takes_windows(self) -> bool:
+        """Whether the variance of a lane is known without placing its windows into images."""
+        independent = [isinstance(block, IndependentEntries) for block in self.alone.values()]
+        return all(independent) and not self.several
 
     def begin(self, one: Any) -> SteppedPass:
         return super().begin(one) if self.several else SteppedPass.of(one)
@@ -129,6 +141,16 @@ class PredictiveSum(JointJacobians):
             return
         for rows in row_chunks(share.use.count, s.shape[0] * prod(share.use.shape)):
             self._add(block, jacobian_rows(share, s, rows), rows)
+
+    def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
+        block = self.alone[share.name]
+        assert isinstance(block, IndependentEntries)
+        value = window_variances(share.use, window, share.to_weight(block.variance))
+        if value is None:
+            super().window(share, window, size)
+            return
+        lanes = value.unflatten(1, (window.lanes.count, -1))  # [V, N, pixels]
+        self.result += lanes.transpose(0, 1).flatten(1)
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         block = self.alone.get(name)
@@ -208,7 +230,7 @@ def _chosen(outputs: Tensor | None, size: int, device: torch.device) -> Tensor:
     bad = (outputs < 0) | (outputs >= size)
     if bool(bad.any()):
         raise ValueError(f"outputs holds {int(outputs[bad][0])}: 0 to {size - 1} are possible")
-    return outputs.to(device).reshape(-1, outputs.shape[-1])
+    return (outputs.unsqueeze(0) if outputs.dim() == 1 else outputs).to(device)
 
 
 def _unit_columns(f: Tensor, chosen: Tensor) -> Tensor:

@@ -1,9 +1,8 @@
 """Columns that start at one output pixel each, carried as windows instead of images.
 
 A column that starts at one pixel is zero outside its receptive field. All columns of a tile of
-pixels are kept together, lanes last: s [V, C, *width, L] with a lane for each sample n and pixel q
-of the tile. Along each dimension the window of pixel q starts at ``step * q + first`` of its image,
-and may stick out of it, where its entries are zero.
+pixels are kept together, lanes last: s [V, C, *width, L] with a lane for each sample and pixel.
+Where a window sticks out of its image its entries are zero.
 """
 
 from __future__ import annotations
@@ -21,60 +20,39 @@ from lapkernels import ops
 from lapkernels.ops import Geometry
 from lapkernels.rules.affine import Convolution
 from lapkernels.rules.elementwise import Elementwise, FromOutput, Sum
+from lapkernels.rules.lanes import Lanes, Place
 from lapkernels.rules.normalization import RunningStatistics
 from lapkernels.rules.pooling import AveragePool, MaxPool
 from lapkernels.rules.resampling import Nearest
 from lapkernels.rules.rule import Rule
 from lapkernels.rules.shape import Concatenate
-from lapkernels.rules.uses import ScaleUse, Use, WeightUse
 
 # Rules of ops that act entry by entry, or on each entry of a channel alike.
 POINTWISE = (Elementwise, FromOutput, RunningStatistics)
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where the windows of a value lie: step and first start along each dimension, and width."""
-
-    step: tuple[int, ...]
-    first: tuple[int, ...]
-    width: tuple[int, ...]
-
-    def union(self, other: Place) -> Place:
-        """The smallest windows that hold both."""
-        first = tuple(map(min, self.first, other.first))
-        ends = [
-            max(a + u, b + v)
-            for a, u, b, v in zip(self.first, self.width, other.first, other.width, strict=True)
-        ]
-        return Place(self.step, first, tuple(e - f for e, f in zip(ends, first, strict=True)))
-
-    def covers(self, image: Sequence[int]) -> bool:
-        """Whether a window is no smaller than the image."""
-        return prod(self.width) >= prod(image)
-
-
-@dataclass(frozen=True)
 class Window:
-    """Columns ``s`` [V, C, *width, L] at a place, lanes being [N, *pixels].
+    """Columns ``s`` [V, C, *width, L] at a place.
 
     ``clean`` says that entries outside the image are zero already.
     """
 
     s: Tensor
     place: Place
-    count: int
-    pixels: tuple[int, ...]
+    lanes: Lanes
     clean: bool = True
 
     def cleaned(self, image: Sequence[int]) -> Window:
         """The same with zeros outside an image of this size."""
         if self.clean:
             return self
-        inside = self.s.new_ones(1, 1, *image)
-        mask = gather(inside, self.place, self.pixels)  # [1, *width, pixels]
-        lanes = mask.repeat(*(1,) * (mask.dim() - 1), self.count)
-        return replace(self, s=self.s * lanes, clean=True)
+        inside = self.lanes.inside(self.place, image, self.s)
+        return replace(self, s=self.s * inside, clean=True)
+
+    def gathered(self, x: Tensor) -> Tensor:
+        """The same windows of images ``x`` [N, C, *size], [C, *width, L]."""
+        return self.lanes.gather(x, self.place)
 
     def moved(self, place: Place) -> Window:
         """The same in windows that hold these."""
@@ -89,48 +67,13 @@ class Window:
     def image(self, size: Sequence[int]) -> Tensor:
         """The columns as images, [V * pixels, N, C, *size]."""
         columns, channels = self.s.shape[:2]
-        index = _positions(self.place, self.pixels, size, self.s.device)
-        index = index.flatten(0, -2).repeat(1, self.count)  # [width, L]
+        index = self.lanes.positions(self.place, size, self.s.device).flatten(0, -2)  # [width, L]
         entries = prod(size)
         out = self.s.new_zeros(columns, channels, entries + 1, self.s.shape[-1])
         flat = self.s.flatten(2, -2)
         out.scatter_(2, index.expand(columns, channels, *index.shape), flat)
-        out = out[:, :, :entries].unflatten(3, (self.count, prod(self.pixels)))
-        return out.permute(0, 4, 3, 1, 2).reshape(-1, self.count, channels, *size)
-
-
-def _positions(
-    place: Place, pixels: Sequence[int], size: Sequence[int], device: torch.device
-) -> Tensor:
-    """Flat position of each window entry in the image, [*width, pixels]; outside is prod(size)."""
-    dims = len(size)
-    flat = torch.zeros((1,) * 2 * dims, dtype=torch.long, device=device)
-    outside = torch.zeros_like(flat, dtype=torch.bool)
-    for d in range(dims):
-        q = torch.arange(pixels[d], device=device)
-        w = torch.arange(place.width[d], device=device)
-        at = w.unsqueeze(1) + q * place.step[d] + place.first[d]  # [width, pixels]
-        shape = [1] * 2 * dims
-        shape[d], shape[dims + d] = at.shape
-        at = at.reshape(shape)
-        flat = flat * size[d] + at
-        outside = outside | (at < 0) | (at >= size[d])
-    flat = torch.where(outside, prod(size), flat)
-    return flat.flatten(dims)
-
-
-def gather(x: Tensor, place: Place, pixels: Sequence[int]) -> Tensor:
-    """Windows [C, *width, N * pixels] of images ``x`` [N, C, *size], zero outside them."""
-    sides: list[int] = []
-    for d in reversed(range(len(pixels))):
-        end = place.step[d] * (pixels[d] - 1) + place.first[d] + place.width[d]
-        sides += [-place.first[d], end - x.shape[2 + d]]
-    view = F.pad(x, sides)
-    for d, width in enumerate(place.width):
-        view = view.unfold(2 + d, width, max(1, place.step[d]))
-    dims = len(pixels)
-    order = [1, *range(2 + dims, 2 + 2 * dims), 0, *range(2, 2 + dims)]
-    return view.permute(order).reshape(x.shape[1], *place.width, -1)
+        out = out[:, :, :entries].unflatten(3, (self.lanes.count, -1))
+        return out.permute(0, 4, 3, 1, 2).reshape(-1, self.lanes.count, channels, *size)
 
 
 def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
@@ -223,9 +166,7 @@ def windows_below(
         return [replace(window, s=part) for part in parts]
     if isinstance(rule, POINTWISE):
         return [
-            None
-            if one is None
-            else replace(window, s=window.s * gather(one, window.place, window.pixels), clean=True)
+            None if one is None else replace(window, s=window.s * window.gathered(one), clean=True)
             for one in factors
         ]
     if isinstance(rule, MaxPool):
@@ -244,7 +185,7 @@ def _layer_below(rule: Rule, window: Window, factor: Tensor | None) -> Window:
     if isinstance(rule, Convolution):
         assert rule.weight is not None
         weight = rule.weight.tensor
-        factor = None if factor is None else gather(factor, place, window.pixels)
+        factor = None if factor is None else window.lanes.gather(factor, place)
     else:
         s = s.flatten(0, 1).unsqueeze(1)
         entry = 1.0 / prod(geometry.kernel_size) if isinstance(rule, AveragePool) else 1.0
@@ -260,7 +201,7 @@ def _max_pool_below(rule: MaxPool, window: Window) -> Window:
     geometry = layer_of(rule)
     assert geometry is not None
     place, _ = through(geometry, window.place)
-    taps = gather(_largest_tap(rule, geometry), window.place, window.pixels)
+    taps = window.gathered(_largest_tap(rule, geometry))
     out = window.s.new_zeros(*window.s.shape[:2], *place.width, window.s.shape[-1])
     for number, tap in enumerate(product(*(range(k) for k in geometry.kernel_size))):
         part = out
@@ -295,28 +236,3 @@ def derivatives(
     """Entry by entry derivatives [N, C, *size] of a pointwise op with respect to its operands."""
     ones = like.new_ones(()).expand(1, *shape)
     return [None if one is None else one[0] for one in rule.columns([ones], wanted)]
-
-
-def window_squares(use: Use, window: Window) -> Tensor | None:
-    """sum G² over all columns of the windows at the result of a use; None where there is no way."""
-    dims = len(window.pixels)
-    if isinstance(use, WeightUse) and len(use.geometry.kernel_size) == dims:
-        return _convolution_squares(use, window)
-    along = getattr(use, "along", None) or use.shape
-    by_channel = len(along) == 1 + dims and along[0] == prod(along) == window.s.shape[1]
-    if not isinstance(use, ScaleUse) or not by_channel:
-        return None
-    entry = window.s
-    if use.factor is not None:
-        entry = entry * gather(use.factor(), window.place, window.pixels)
-    sums = entry.flatten(2, -2).sum(2)  # [V, C, L]
-    return sums.square().sum((0, 2)).reshape(use.shape)
-
-
-def _convolution_squares(use: WeightUse, window: Window) -> Tensor:
-    geometry = use.geometry
-    place, offset = through(geometry, window.place)
-    below = gather(use.x(), place, window.pixels).unsqueeze(0)
-    small, large = (below, window.s) if geometry.transposed else (window.s, below)
-    taps = (geometry.kernel_size, geometry.stride, geometry.dilation, offset, geometry.groups)
-    return use.stored(ops.window_squared_sum(small, large, *taps))

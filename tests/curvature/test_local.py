@@ -154,6 +154,24 @@ def test_windows_give_the_exact_diagonal(
         assert_same(lk.diag(model, x, memory_budget=budget), expected)
 
 
+def test_windows_give_the_exact_variances(
+    network: tuple[nn.Module, Tensor], budget: int | None
+) -> None:
+    model, x = network
+    jacobians, _ = oracle.jacobians(model, x)
+    variance = {name: torch.rand_like(p) for name, p in model.named_parameters()}
+    parts = [(j.square() * variance[name]).flatten(2).sum(2) for name, j in jacobians.items()]
+    expected = torch.stack(parts).sum(0)  # [N, D]
+    chosen = torch.randint(expected.shape[1], (len(x), 17))
+    with forced(windows=True):
+        found = lk.predictive_variance(model, x, variance, memory_budget=budget)
+        some = lk.predictive_variance(model, x, variance, outputs=chosen, memory_budget=budget)
+        none = lk.predictive_variance(model, x, variance, outputs=chosen[:, :0])
+    assert found.shape == model(x).shape and none.shape == (len(x), 0)
+    torch.testing.assert_close(found.flatten(1), expected, rtol=1e-12, atol=0)
+    torch.testing.assert_close(some, expected.gather(1, chosen), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("likelihood", ["bernoulli", "categorical"])
 @pytest.mark.parametrize("build", [five, no_activation], ids=["two-channels", "one-channel"])
 def test_windows_of_other_likelihoods(build: Callable[[], nn.Module], likelihood: str) -> None:

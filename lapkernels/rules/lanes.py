@@ -1,0 +1,135 @@
+"""Which pixels of an output the lanes of windows stand for, and what their windows hold.
+
+Lane (n, q) belongs to sample n and to the pixel at q of a grid, of which a tile or some points are
+taken. Along each dimension its window of a value starts at ``step * q + first`` of the value's
+image, and may stick out of it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the windows of a value lie: step and first start along each dimension, and width."""
+
+    step: tuple[int, ...]
+    first: tuple[int, ...]
+    width: tuple[int, ...]
+
+    def union(self, other: Place) -> Place:
+        """The smallest windows that hold both."""
+        first = tuple(map(min, self.first, other.first))
+        ends = [
+            max(a + u, b + v)
+            for a, u, b, v in zip(self.first, self.width, other.first, other.width, strict=True)
+        ]
+        return Place(self.step, first, tuple(e - f for e, f in zip(ends, first, strict=True)))
+
+    def covers(self, image: Sequence[int]) -> bool:
+        """Whether a window is no smaller than the image."""
+        return prod(self.width) >= prod(image)
+
+
+class Lanes(ABC):
+    """L = ``count`` * ``pixels`` lanes: so many pixels of each sample."""
+
+    count: int
+
+    @property
+    @abstractmethod
+    def pixels(self) -> int:
+        """The number of pixels of each sample."""
+
+    @property
+    def size(self) -> int:
+        """L."""
+        return self.count * self.pixels
+
+    @abstractmethod
+    def gather(self, x: Tensor, place: Place) -> Tensor:
+        """Windows [C, *width, L] of images ``x`` [N, C, *size], zero outside them."""
+
+    @abstractmethod
+    def starts(self, d: int, device: torch.device) -> Tensor:
+        """Coordinate d of each lane's pixel in the grid, [N or 1, *pixels]."""
+
+    def positions(self, place: Place, size: Sequence[int], device: torch.device) -> Tensor:
+        """Flat position of each window entry in its image, [*width, L]; outside is prod(size)."""
+        flat = outside = torch.zeros((), dtype=torch.long, device=device)
+        for d, length in enumerate(size):
+            start = self.starts(d, device) * place.step[d] + place.first[d]
+            w = torch.arange(place.width[d], device=device)
+            after = (1,) * (len(size) - 1 - d + start.dim())
+            at = w.reshape(-1, *after) + start
+            flat = flat * length + at
+            outside = outside | (at < 0) | (at >= length)
+        flat = torch.where(outside.bool(), prod(size), flat).flatten(len(size) + 1)
+        return flat.expand(*place.width, self.count, -1).flatten(len(size))
+
+    def inside(self, place: Place, size: Sequence[int], like: Tensor) -> Tensor:
+        """One where a window entry lies in its image, zero elsewhere, [*width, L]."""
+        return (self.positions(place, size, like.device) < prod(size)).to(like.dtype)
+
+
+@dataclass(frozen=True)
+class Grid(Lanes):
+    """A tile: all pixels q of a rectangle of this ``shape``, the same for all samples."""
+
+    count: int
+    shape: tuple[int, ...]
+
+    @property
+    def pixels(self) -> int:
+        return prod(self.shape)
+
+    def starts(self, d: int, device: torch.device) -> Tensor:
+        after = (1,) * (len(self.shape) - 1 - d)
+        index = torch.arange(self.shape[d], device=device).reshape(-1, *after)
+        return index.expand(1, *self.shape)
+
+    def gather(self, x: Tensor, place: Place) -> Tensor:
+        sides: list[int] = []
+        for d in reversed(range(len(self.shape))):
+            end = place.step[d] * (self.shape[d] - 1) + place.first[d] + place.width[d]
+            sides += [-place.first[d], end - x.shape[2 + d]]
+        view = F.pad(x, sides)
+        for d, width in enumerate(place.width):
+            view = view.unfold(2 + d, width, max(1, place.step[d]))
+        dims = len(self.shape)
+        order = [1, *range(2 + dims, 2 + 2 * dims), 0, *range(2, 2 + dims)]
+        return view.permute(order).reshape(x.shape[1], *place.width, -1)
+
+
+@dataclass(frozen=True)
+class Points(Lanes):
+    """Some pixels of each sample, at ``at`` [N, pixels, dims] of the grid."""
+
+    at: Tensor
+
+    @property
+    def count(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.at.shape[0]
+
+    @property
+    def pixels(self) -> int:
+        return self.at.shape[1]
+
+    def starts(self, d: int, device: torch.device) -> Tensor:
+        return self.at[:, :, d]
+
+    def gather(self, x: Tensor, place: Place) -> Tensor:
+        index = self.positions(place, x.shape[2:], x.device).flatten(0, -2)  # [width, L]
+        index = index.unflatten(1, (self.count, -1)).movedim(1, 0).flatten(1)  # [N, width * pixels]
+        flat = F.pad(x.flatten(2), (0, 1))  # one more entry, zero, is what lies outside
+        found = flat.gather(2, index.unsqueeze(1).expand(-1, x.shape[1], -1))
+        found = found.unflatten(2, (*place.width, self.pixels))
+        return found.movedim(0, -2).flatten(-2)
