@@ -7,14 +7,15 @@ pass through the model. Several vectors go at once, by ``vmap`` where torch can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapkernels.curvature.errors import Refused
@@ -76,7 +77,7 @@ class Graph:
         except RuntimeError as error:
             raise Refused(
                 f"J v can be found neither by differentiating twice ({reason}) nor forward "
-                f"({error})"
+                f"({error}); diag, kron, blocks and full need no such product"
             ) from error
         return torch.stack(found).detach()
 
@@ -152,12 +153,28 @@ def ggn_rows(graph: Graph, likelihood: Likelihood, y: Any, vectors: Tensor) -> T
 
 def hessian_products(graph: Graph, likelihood: Likelihood, y: Any) -> Callable[[Tensor], Tensor]:
     """The function that takes vectors [K, P] to H v [K, P], H the Hessian of the summed nll."""
-    first = _first(likelihood.nll(graph.f, y), graph.leaves, None)
+    with _twice():
+        first = _first(likelihood.nll(graph.f, y), graph.leaves, None)
 
     def product(vectors: Tensor) -> Tensor:
-        return _pull(first, graph.leaves, graph._shaped(vectors))
+        with _twice():
+            return _pull(first, graph.leaves, graph._shaped(vectors))
 
     return product
+
+
+@contextmanager
+def _twice() -> Iterator[None]:
+    """Refuse where torch has no second derivative."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not re.search("not implemented|differentiated twice", str(error)):
+            raise
+        raise Refused(
+            f"the Hessian needs a second derivative that torch does not have ({error}); "
+            "method='exact', the Gauss-Newton curvature, needs none"
+        ) from error
 
 
 def _copied(value: Any) -> Any:
@@ -173,11 +190,31 @@ def _copied(value: Any) -> Any:
 def _first(f: Tensor, leaves: Sequence[Tensor], u: Tensor | None) -> list[Tensor]:
     """A first derivative that can be differentiated again."""
     with torch.enable_grad():
-        return list(
-            torch.autograd.grad(
-                f, leaves, u, create_graph=True, allow_unused=True, materialize_grads=True
-            )
+        found = torch.autograd.grad(
+            f, leaves, u, create_graph=True, allow_unused=True, materialize_grads=True
         )
+    check_differentiable(found)
+    return list(found)
+
+
+def check_differentiable(derivatives: Iterable[Tensor]) -> None:
+    """Raise if a gradient that has none of its own is among what made these derivatives.
+
+    Autograd ends the graph at a function marked as once differentiable, so that a second derivative
+    by what lies behind it would be taken for zero.
+    """
+    seen: set[Node] = set()
+    rest = [one.grad_fn for one in derivatives]
+    while rest:
+        node = rest.pop()
+        if node is None or node in seen:
+            continue
+        if node.name().endswith("::Error"):
+            raise Refused(
+                "a function marked with @once_differentiable is to be differentiated twice"
+            )
+        seen.add(node)
+        rest.extend(behind for behind, _ in node.next_functions)
 
 
 def _pull(results: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:

@@ -45,7 +45,10 @@ def propagated_variance(
     parts = []
     for one in batches:
         if one.plan.trace.opaque:
-            raise Refused(f"{one.plan.trace.opaque[0]}, through which no variance can be passed")
+            raise Refused(
+                f"{one.plan.trace.opaque[0]}, through which no variance can be passed; "
+                "predictive_variance works"
+            )
         m = torch.zeros_like(one.prediction, requires_grad=True)
         total: list[Tensor] = []
 

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.products import check_differentiable
+
 
 def hessian_diagonal(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """d² loss / dp² of every entry, one backward pass for each."""
     gradients = torch.autograd.grad(loss, parameters, create_graph=True, materialize_grads=True)
+    check_differentiable(gradients)
     return [_diagonal(g, p) for g, p in zip(gradients, parameters, strict=True)]
 
 

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 import lapkernels as lk
 from tests.curvature import oracle
+from tests.curvature.zoo import Net
 
 
 class Rounded(torch.autograd.Function):
@@ -23,6 +25,20 @@ class Rounded(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0]
+
+
+class Once(torch.autograd.Function):
+    """A sine whose gradient has none of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return grads[0] * ctx.saved_tensors[0].cos()
 
 
 class Skewed(torch.autograd.Function):
@@ -84,3 +100,20 @@ def test_no_diagonal_passes_a_custom_gradient(method: Any) -> None:
     model, x = Network(NETWORKS["middle"]), torch.randn(4, 3)
     with pytest.raises(lk.Refused, match=r"custom autograd\.Function.*'exact'"):
         lk.diag(model, x, method=method)
+
+
+def test_a_second_derivative_that_is_not_there_is_not_taken_for_zero() -> None:
+    """Which is what autograd gives of a function that is once differentiable."""
+    model = Net(lambda net, x: Once.apply(net.body(x)), body=nn.Linear(2, 1).double())
+    same = Net(lambda net, x: torch.sin(net.body(x)), body=model.body)
+    x = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(3, 2)
+    found, true = lk.diag(model, x), lk.diag(same, x)
+    assert all(torch.allclose(found[name], true[name]) for name in true)
+    data = x, torch.zeros(3, 1, dtype=torch.float64)
+    for function in (lk.diag, lk.full):
+        with pytest.raises(lk.Refused, match="@once_differentiable.*method='exact'"):
+            function(model, data, method="hessian")
+    with pytest.raises(lk.Refused, match="@once_differentiable"):
+        lk.ggn_product(model, data, torch.ones(3, dtype=torch.float64))
+    with pytest.raises(lk.Refused, match="@once_differentiable"):
+        lk.low_rank(model, data, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.curvature import oracle, refusals
-from tests.curvature.zoo import ZOO, Net, Network, params
+from tests.curvature.zoo import NO_SECOND_DERIVATIVE, ZOO, Net, Network, params
 
 NETWORKS = params("linear", "conv", "norm", "tied", "computed-weight", "recurrent")
 
@@ -107,3 +109,12 @@ def test_refusals() -> None:
     still = Net(lambda net, x: net.body(x).detach(), body=model)
     with pytest.raises(lk.Refused, match="does not depend"):
         lk.hessian_diag(still, (x, torch.zeros(len(x), 4).double()))
+
+
+@pytest.mark.parametrize("id", sorted(NO_SECOND_DERIVATIVE))
+@pytest.mark.parametrize("function", [lk.diag, lk.full])
+def test_ops_without_a_second_derivative(id: str, function: Any) -> None:
+    model, x = ZOO[id].make()
+    y = torch.zeros_like(oracle.call(model, x))
+    with pytest.raises(lk.Refused, match="second derivative.*not implemented.*method='exact'"):
+        function(model, (x, y), method="hessian")

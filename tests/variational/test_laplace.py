@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from lapkernels.likelihoods import Categorical, Gaussian
 from lapkernels.variational import VariationalLaplace
+from tests.curvature.test_custom_gradients import Once
 from tests.variational.networks import dense, gaussian_kl, plain_loss, prepared, residual, sequences
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -104,6 +105,15 @@ def test_hessian() -> None:
     expected = fit / len(x) + q.beta / q.data_size * gaussian_kl(q)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     assert_equal(gradients(q, loss), gradients(q, expected), 1e-10)
+
+
+@pytest.mark.parametrize("curvature", ["batch", "samples", "hessian"])
+def test_a_second_derivative_that_is_not_there_is_not_taken_for_zero(curvature: Any) -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
+    model.register_forward_hook(lambda *call: Once.apply(call[2]))
+    q = VariationalLaplace(model, "gaussian", 3, curvature=curvature)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        q.loss(torch.ones(3, 2), torch.zeros(3, 1)).backward()
 
 
 def test_both_estimates_have_one_expectation() -> None:
