@@ -106,7 +106,7 @@ def blocks(
     for one in batches:
         noise.check(one.prediction, one.target)
         if explain and count == 0:
-            print(explanation(one, noise, method, samples, joint=True))
+            print(explanation(one, noise, method, samples, joint=by == "layer"))
         columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
         count += one.count
     summary = Summary.of(count, chosen, f"{method} by {by}", noise)

@@ -67,8 +67,7 @@ def explanation(
     if method == "exact" and not one.by_autograd and not joint:
         return explain_exact(one.plan, columns, one.budget)
     counts = {"exact": columns.count, "mc": samples}
-    densities = {} if one.by_autograd else densities_of(one.plan)
-    return explain_columns(one.plan, counts.get(method, 1), one.budget, densities)
+    return explain_columns(one, counts.get(method, 1))
 
 
 def explain_exact(plan: Plan, columns: Columns, budget: int | None) -> str:
@@ -97,12 +96,12 @@ def explain_exact(plan: Plan, columns: Columns, budget: int | None) -> str:
     return _table(rows)
 
 
-def explain_columns(plan: Plan, count: int, budget: int | None, densities: dict[str, float]) -> str:
-    """The table of a method that carries plain columns."""
-    size = plan.trace.prediction.element_size()
-    step = next(column_chunks(plan, count, budget, size))[1]
-    here = Carried(count, step, None, frozenset(), None, False)
-    return _table(_rows(plan, Section.whole(plan), here, densities))
+def explain_columns(one: Pass, count: int, layout: Layout | None = None) -> str:
+    """The table of what carries plain columns, or windows if there is a layout."""
+    densities = {} if one.by_autograd else densities_of(one.plan)
+    step = next(iter(one.chunks(count)), (0, 1))[1]
+    here = Carried(count, step, layout, frozenset(), None, False)
+    return _table(_rows(one.plan, Section.whole(one.plan), here, densities))
 
 
 class Densities(Collector):

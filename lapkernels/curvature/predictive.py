@@ -20,11 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.covariance import CovarianceBlock, IndependentEntries
+from lapkernels.curvature.explain import explain_columns
 from lapkernels.curvature.joint import JointJacobians
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
-from lapkernels.curvature.predictive_local import LaneSum, local_sums
-from lapkernels.curvature.selection import Output
+from lapkernels.curvature.predictive_local import LaneSum, local_sums, unit_layout
+from lapkernels.curvature.selection import Output, input_batches
 from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules.window_sums import window_variances
@@ -43,23 +44,31 @@ def predictive_variance(
     outputs: Tensor | None = None,
     output: Output = None,
     memory_budget: int | None = None,
+    progress: bool = False,
+    explain: bool = False,
     route: Route = "auto",
 ) -> Tensor:
-    """Variance [N, *out] of the outputs of inputs ``x`` (a tensor, a tuple, or a dict by name).
+    """Variance [N, *out] of the outputs of inputs ``x``.
 
-    ``variance`` has a tensor of its shape for each parameter that is uncertain, or is a list of
-    covariance blocks; other parameters count as known. ``outputs`` selects some of the flattened
-    outputs, [k] for all samples or [N, k] for each of them; the result is then [N, k].
+    ``x`` is a tensor, a tuple of inputs or a dict of them by name, or any other iterable of such
+    batches, whose samples follow each other in the result. ``variance`` has a tensor of its shape
+    for each parameter that is uncertain, or is a list of covariance blocks; other parameters count
+    as known. ``outputs`` selects some of the flattened outputs, [k] for all samples or [N, k] for
+    each of them; the result is then [N, k].
     """
     parts: list[Tensor] = []
     shape: torch.Size = torch.Size()
-    for one, chosen, total in _passes(model, x, variance, outputs, output, memory_budget, route):
-        shape = one.prediction.shape[1:]
-        some = None if outputs is None else chosen
-        result = local_sums(one, some, total) if total.takes_windows else None
-        if result is None:
+    options = (memory_budget, progress, route)
+    for one, chosen, total in _passes(model, x, variance, outputs, output, *options):
+        shape, count = one.prediction.shape[1:], chosen.shape[1]
+        layout = unit_layout(one, count) if total.takes_windows else None
+        if explain and not parts:
+            print(explain_columns(one, count, layout))
+        if layout is None:
             total.result = result = one.prediction.new_zeros(chosen.shape)
-            one.pull(chosen.shape[1], total.unit_columns(one.prediction, chosen), total)
+            one.pull(count, total.unit_columns(one.prediction, chosen), total)
+        else:
+            result = local_sums(one, layout, None if outputs is None else chosen, total)
         parts.append(result.flatten(1))
     result = torch.cat(parts)
     return result if outputs is not None else result.reshape(result.shape[0], *shape)
@@ -74,6 +83,8 @@ def predictive_covariance(
     outputs: Tensor | None = None,
     output: Output = None,
     memory_budget: int | None = None,
+    progress: bool = False,
+    explain: bool = False,
     route: Route = "auto",
 ) -> Tensor:
     """Joint covariance [N, D, D] of the D flattened outputs, or [N, k, k] of selected ``outputs``.
@@ -82,8 +93,11 @@ def predictive_covariance(
     once come in pairs of chunks.
     """
     parts: list[Tensor] = []
-    for one, chosen, total in _passes(model, x, variance, outputs, output, memory_budget, route):
+    options = (memory_budget, progress, route)
+    for one, chosen, total in _passes(model, x, variance, outputs, output, *options):
         count = chosen.shape[1]
+        if explain and not parts:
+            print(explain_columns(one, count))
         result = one.prediction.new_empty(chosen.shape[0], count, count)
         for columns in _pairs(count, one.columns_in_budget):
             picked = chosen[:, columns]
@@ -186,6 +200,7 @@ def _passes(
     outputs: Tensor | None,
     output: Output,
     budget: int | None,
+    progress: bool,
     route: Route,
 ) -> Iterator[tuple[SteppedPass, Tensor, PredictiveSum]]:
     """Passes, each with the flat outputs [N, k] that are asked for, and a sum to begin."""
@@ -196,10 +211,11 @@ def _passes(
         blocks = list(variance)
     chosen_parameters, found = passes(
         model,
-        [(x, None)],
+        input_batches(x),
         params=[name for block in blocks for name in block.names],
         output=output,
         memory_budget=budget,
+        progress=progress,
         route=route,
     )
     done = 0

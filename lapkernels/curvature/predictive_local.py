@@ -32,32 +32,37 @@ class LaneSum(Collector):
     result: Tensor
 
 
-def local_sums(one: Pass, outputs: Tensor | None, total: LaneSum) -> Tensor | None:
-    """What ``total`` makes of a unit column at each output, [N, *out].
-
-    ``outputs`` [N, k] chooses flat outputs of each sample, the result is then [N, k]. None where
-    columns as images cost less.
-    """
-    if one.by_autograd:
-        return None
-    plan, f = one.plan, one.prediction
-    layout = local_layout(plan, Section.whole(plan))
+def unit_layout(one: Pass, count: int) -> Layout | None:
+    """The windows of ``count`` unit columns; None where columns as images cost less."""
+    plan, layout = one.plan, None
+    if not one.by_autograd:
+        layout = local_layout(plan, Section.whole(plan))
     if layout is None:
         return None
-    budget = default_budget(plan, f.element_size()) if one.budget is None else one.budget
-    count = f.shape[1:].numel() if outputs is None else outputs.shape[1]
-    if not chosen_way(plan, [], count, layout=layout, budget=budget).windows:
-        return None
+    way = chosen_way(plan, [], count, layout=layout, budget=_budget(one))
+    return layout if way.windows else None
+
+
+def local_sums(one: Pass, layout: Layout, outputs: Tensor | None, total: LaneSum) -> Tensor:
+    """What ``total`` makes of a unit column at each output, [N, *out].
+
+    ``outputs`` [N, k] chooses flat outputs of each sample, the result is then [N, k].
+    """
     if outputs is None:
-        return _everywhere(one, layout, total, budget)
-    return _at_points(one, layout, outputs, total, budget)
+        return _everywhere(one, layout, total)
+    return _at_points(one, layout, outputs, total)
 
 
-def _everywhere(one: Pass, layout: Layout, total: LaneSum, budget: int) -> Tensor:
+def _budget(one: Pass) -> int:
+    size = one.prediction.element_size()
+    return default_budget(one.plan, size) if one.budget is None else one.budget
+
+
+def _everywhere(one: Pass, layout: Layout, total: LaneSum) -> Tensor:
     f = one.prediction
     count, channels, *size = f.shape
     walks = LocalWalks(one.plan, Section.whole(one.plan))
-    most = most_pixels(layout, channels * count * f.element_size(), budget)
+    most = most_pixels(layout, channels * count * f.element_size(), _budget(one))
     units = torch.eye(channels, dtype=f.dtype, device=f.device)
     units = units.reshape(channels, channels, *(1,) * len(size), 1)
     result = torch.empty_like(f)
@@ -69,11 +74,11 @@ def _everywhere(one: Pass, layout: Layout, total: LaneSum, budget: int) -> Tenso
     return result
 
 
-def _at_points(one: Pass, layout: Layout, outputs: Tensor, total: LaneSum, budget: int) -> Tensor:
+def _at_points(one: Pass, layout: Layout, outputs: Tensor, total: LaneSum) -> Tensor:
     f = one.prediction
     count, channels, *size = f.shape
     walks = LocalWalks(one.plan, Section.whole(one.plan))
-    most = most_pixels(layout, count * f.element_size(), budget)
+    most = most_pixels(layout, count * f.element_size(), _budget(one))
     at = torch.stack(torch.unravel_index(outputs % prod(size), tuple(size)), -1)  # [N, k, dims]
     result = f.new_empty(outputs.shape)
     for residue, index, valid in _by_residue(at, layout.multiple, most):

@@ -27,21 +27,23 @@ from lapkernels.curvature.diagonal_walk import pull_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import passes
 from lapkernels.curvature.predictive import check_variance
-from lapkernels.curvature.selection import Output
+from lapkernels.curvature.selection import Output, input_batches
 
 
 @torch.no_grad()
 def propagated_variance(
     model: nn.Module, x: Any, variance: Mapping[str, Tensor], *, output: Output = None
 ) -> Tensor:
-    """Approximate variance [N, *out] of all outputs of inputs ``x``.
+    """Approximate variance [N, *out] of all outputs of inputs ``x``, a batch or several batches.
 
     ``variance`` has a tensor of its shape for each parameter that is uncertain; the others count as
     known. :func:`lapkernels.predictive_variance` is exact for the linearised model, at the cost of
     a column for each output.
     """
     check_variance(model, variance)
-    _, batches = passes(model, [(x, None)], params=list(variance), output=output, route="rules")
+    _, batches = passes(
+        model, input_batches(x), params=list(variance), output=output, route="rules"
+    )
     parts = []
     for one in batches:
         if one.plan.trace.opaque:

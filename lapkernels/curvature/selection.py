@@ -115,6 +115,12 @@ def batches_of(data: Any) -> Iterator[Batch]:
         raise ValueError("data holds no batch")
 
 
+def input_batches(x: Any) -> Iterator[tuple[Any, None]]:
+    """Inputs without labels as data: a tensor, tuple or dict is a batch, others hold batches."""
+    batches = [x] if isinstance(x, Tensor | Mapping | tuple) else x
+    return ((batch, None) for batch in batches)
+
+
 def _is_pair(data: Any) -> bool:
     """Whether this is one batch (inputs, labels), not a list of batches."""
     return isinstance(data, tuple) and len(data) == 2 and _is_inputs(data[0])

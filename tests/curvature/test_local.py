@@ -192,6 +192,13 @@ def test_kronecker_factors_and_blocks_take_windows_too() -> None:
         windowed = lk.kron(model, x, method="exact")
     for name in plain:
         torch.testing.assert_close(windowed.dense(name), plain.dense(name), rtol=1e-12, atol=1e-12)
+    for by in ("kernel", "neuron", "parameter"):
+        with forced(windows=False, compressed=False):
+            blocks = lk.blocks(model, x, by=by)
+        with forced(windows=True):
+            found = lk.blocks(model, x, by=by)
+        for name in blocks:
+            torch.testing.assert_close(found[name], blocks[name], rtol=1e-12, atol=1e-12)
 
 
 def test_windows_grow_by_the_receptive_field(capsys: pytest.CaptureFixture[str]) -> None:
@@ -209,6 +216,11 @@ def test_every_quantity_explains_itself(capsys: pytest.CaptureFixture[str]) -> N
     lk.kron(model, x, method="exact", explain=True)
     assert "288 windows of 1×1 in 12×12" in capsys.readouterr().out
     lk.blocks(model, x, method="exact", by="kernel", explain=True)
+    assert "288 windows of 1×1 in 12×12" in capsys.readouterr().out
+    lk.blocks(model, x, method="exact", by="layer", explain=True)
     assert "288 columns" in capsys.readouterr().out
+    variance = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    lk.predictive_variance(model, x, variance, outputs=torch.arange(200), explain=True)
+    assert "200 windows of 1×1 in 12×12" in capsys.readouterr().out
     lk.full(model, x, method="mc", samples=3, explain=True)
     assert "3 columns" in capsys.readouterr().out

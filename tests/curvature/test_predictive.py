@@ -122,6 +122,25 @@ def test_two_inputs() -> None:
     close(lk.predictive_covariance(model, x, variance), wanted)
 
 
+def test_several_batches(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x = ZOO["linear-2d"].make()
+    assert isinstance(x, Tensor)
+    variance, parts = variances(model), [x[:1], x[1:]]
+    for function in (lk.predictive_variance, lk.predictive_covariance, lk.propagated_variance):
+        close(function(model, iter(parts), variance), function(model, x, variance))
+    lk.predictive_variance(model, parts, variance, progress=True, explain=True)
+    shown = capsys.readouterr()
+    assert "2 columns" in shown.out and "2batch" in shown.err.replace(" ", "")
+    lk.predictive_covariance(model, parts, variance, explain=True)
+    assert "2 columns" in capsys.readouterr().out
+
+
+def test_no_output_selected() -> None:
+    model, x = ZOO["linear-2d"].make()
+    none = torch.zeros(0, dtype=torch.int64)
+    assert lk.predictive_variance(model, x, variances(model), outputs=none).shape == (len(x), 0)
+
+
 def test_float32_variances_are_not_negative() -> None:
     model, x = ZOO["saturated"].make(torch.float32)
     found = lk.predictive_variance(model, x, variances(model))
