@@ -5,18 +5,40 @@
 //     vectors run along the positions; no unfolding at all. For few channels or many positions.
 //   panels: windows are packed position by position, kPanel columns wide, and vectors run along
 //     the columns. For few positions.
-//   tiles: 3 x 3 kernels with fewer products (tile_transform.h), vectors along the channels.
+//   tiles: 3 x 3 and 5 x 5 kernels with fewer products (tile_transform.h), and vectors along the
+//     rows or the channels.
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
 
 enum class Way { dots, panels, tiles };
 
-// How a block's values are laid out: entry (row, b, k) is at row * pitch + b * channel + k * tap.
+// How a block's values are laid out: entry (a, b, k) is at a * row + b * channel + k * tap.
 struct Layout {
   Way way;
-  int64_t pitch, channel, tap;
+  int64_t row, channel, tap;
+  int tile = 0;  // positions along an axis of a tile
+
+  // Values of a block with what lies between them, which is zero.
+  int64_t size(int64_t rows, int64_t channels) const {
+    return std::max(rows * row, channels * channel);
+  }
 };
+
+// f<taps, tile>() for every tile that tile_transform.h has for a kernel.
+template <class T, class F>
+void each_tiling(const Correlation<T>& p, F f) {
+  if (TileTransform<T, 3, 2>::applies(p)) {
+    f.template operator()<3, 2>();
+    f.template operator()<3, 4>();
+  }
+  if (TileTransform<T, 5, 2>::applies(p)) f.template operator()<5, 2>();
+}
+
+template <class T>
+bool has_tiling(const Correlation<T>& p) {
+  return TileTransform<T, 3, 2>::applies(p) || TileTransform<T, 5, 2>::applies(p);
+}
 
 // Instructions of each way on one sample and column: products, and what comes with them.
 template <class T>
@@ -36,14 +58,15 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
       best.way = Way::panels;
     }
   }
-  if (TileTransform<T>::applies(p)) {
-    const int64_t pitch = TileTransform<T>::channel_pitch(channels);
-    const double tiles = TileTransform<T>::tiles_down(p) * TileTransform<T>::tiles_across(p);
-    const double vectors = double(pitch) / kWidth<T>;
-    const double products = rows * vectors * (16 * (tiles + 3) + 60) +
-                            tiles * (80 * vectors + 6 * pitch) / reuse + tiles * rows * 8;
-    if (products < cost) return {Way::tiles, 9 * pitch, 1, pitch};
-  }
+  each_tiling(p, [&]<int kTaps, int kTile>() {
+    using Tiles = TileTransform<T, kTaps, kTile>;
+    const double tiles = Tiles::cost(p, rows, channels, reuse);
+    if (tiles >= cost) return;
+    cost = tiles;
+    const bool inside = Tiles::rows_inside(rows, channels);
+    const int64_t inner = round_up(inside ? rows : channels, kWidth<T>), other = p.kernel * inner;
+    best = {Way::tiles, inside ? 1 : other, inside ? other : 1, inner, kTile};
+  });
   return best;
 }
 
@@ -57,12 +80,15 @@ class BlockMaker {
         layout_(choose_layout(problem, rows, channels)),
         planes_(Planes::make<T>(problem.axes(), channels, kPlaneBytes)) {
     if (layout_.way == Way::tiles) {
-      tiles_.emplace(problem, rows, channels);
+      each_tiling(problem, [&]<int kTaps, int kTile>() {
+        if (kTile == layout_.tile)
+          tiles_.template emplace<TileTransform<T, kTaps, kTile>>(problem, rows, channels);
+      });
       return;
     }
     arrays_.emplace(channels * planes_.phases * planes_.plane + planes_.flat);
     if (layout_.way == Way::panels)
-      panels_.emplace(layout_.pitch * problem.positions);
+      panels_.emplace(layout_.row * problem.positions);
     else
       rows_.emplace(rows * planes_.flat);
     const auto taps = planes_.tap_offsets(problem.taps.kernel);
@@ -72,22 +98,36 @@ class BlockMaker {
         offsets_[b * problem.kernel + index] = b * planes_.phases * planes_.plane + offset;
   }
 
-  const Layout& layout() const { return layout_; }
-  // Values of a block with what lies between its rows, which is zero.
-  int64_t size(const Block& block) const { return block.rows() * layout_.pitch; }
+  int64_t size(const Block& block) const { return layout_.size(block.rows(), block.channels()); }
 
-  // values = G of the block, with a function applied to either operand. What lies between the rows
-  // is not always written: it must be zero when it is new.
+  // sink(at, g, turn): the values of the block by vectors, at entry `at` of the layout; turn counts
+  // 0, 1, 2, 3, 0, ... `values` is room for a block.
+  template <class Sink>
+  void visit(T* values, const Block& block, int64_t n, int64_t v, Sink sink) {
+    if (layout_.way != Way::tiles) {
+      make(values, block, n, v);
+      for (int64_t i = 0; i < size(block); i += 4 * kWidth<T>)
+        for (int turn = 0; turn < 4; ++turn) {
+          const int64_t at = i + turn * kWidth<T>;
+          if (at < size(block)) sink(at, load(values + at), turn);
+        }
+      return;
+    }
+    auto pass = [&](auto& tiles) {
+      if constexpr (!std::is_same_v<decltype(tiles), std::monostate&>)
+        tiles.visit(n, v, block.group * problem_.rows + block.a0, block.rows(),
+                    block.group * problem_.channels + block.b0, block.channels(), sink);
+    };
+    std::visit(pass, tiles_);
+  }
+
+  // values = G of the block, with a function applied to either operand, in another way than tiles.
+  // What lies between the rows is not always written: it must be zero when it is new.
   template <class F = Identity, class H = Identity>
   void make(T* values, const Block& block, int64_t n, int64_t v, F of_small = {}, H of_large = {}) {
     const int64_t a = block.group * problem_.rows + block.a0;
     const int64_t b = block.group * problem_.channels + block.b0;
     const int64_t width = block.channels() * problem_.kernel;
-    if constexpr (std::is_same_v<F, Identity> && std::is_same_v<H, Identity>)
-      if (layout_.way == Way::tiles) {
-        const bool same = holds({b, b + block.channels(), n, column(v), 0});
-        return tiles_->make(n, v, a, block.rows(), b, block.channels(), same, values);
-      }
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
       const bool same = holds({b, b + block.channels(), n, column(v), slab});
       if (!same)
@@ -101,7 +141,7 @@ class BlockMaker {
       fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, problem_.small, v, n, a,
                         a + block.rows(), of_small);
       dot_block<T>(rows_->data(), planes_.flat, block.rows(), arrays_->data(), offsets_.data(),
-                   width, planes_.extent<T>(slab), values, layout_.pitch, slab > 0);
+                   width, planes_.extent<T>(slab), values, layout_.row, slab > 0);
     }
   }
 
@@ -150,7 +190,7 @@ class BlockMaker {
     for (int64_t first = 0; first < width; first += kPanel<T>)
       product_rows<T>(base, row_stride, step, block.rows(),
                       panels_->data() + first * problem_.positions, width - first,
-                      problem_.positions, values + first, layout_.pitch, false);
+                      problem_.positions, values + first, layout_.row, false);
   }
 
   const Correlation<T>& problem_;
@@ -159,6 +199,8 @@ class BlockMaker {
   Planes planes_;
   std::vector<int64_t> offsets_;
   std::optional<Scratch<T>> arrays_, rows_, panels_;
-  std::optional<TileTransform<T>> tiles_;
+  std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 4>,
+               TileTransform<T, 5, 2>>
+      tiles_;
   Key key_{-1, -1, -1, -1, -1};
 };

@@ -8,6 +8,8 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "planes.h"
 #include "tiles.h"
 #include "correlation.h"
+#include "point_transform.h"
+#include "tile_side.h"
 #include "tile_transform.h"
 #include "block_maker.h"
 #include "jacobian_squared_sum.h"

@@ -18,13 +18,14 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
   const Layout layout = choose_layout(p, part.rows, part.channels);
-  GatheredWeight<T> weights(context, variance.data, p, blocks, layout, part.rows);
+  GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
+                            layout.size(part.rows, part.channels));
   context.parallel_for(p.samples * shares, [&](int64_t task) {
     const int64_t share = task % shares, n = task / shares;
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     T* gram = partial.data() + task * columns * columns;
     BlockMaker<T> maker(p, part.rows, part.channels);
-    const int64_t size = part.rows * maker.layout().pitch;
+    const int64_t size = layout.size(part.rows, part.channels);
     Scratch<T> values(columns * size);
     std::vector<int64_t> offsets(columns);
     for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
@@ -32,7 +33,11 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     const int64_t piece =
         std::clamp<int64_t>((24 << 10) / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
     for (int64_t b = b0; b < b1; ++b) {
-      for (int64_t v = 0; v < columns; ++v) maker.make(values.data() + v * size, blocks[b], n, v);
+      for (int64_t v = 0; v < columns; ++v) {
+        T* column = values.data() + v * size;
+        maker.visit(column, blocks[b], n, v,
+                    [&](int64_t at, Reg<T> g, int) { store(column + at, g); });
+      }
       const int64_t count = maker.size(blocks[b]);
       for (int64_t first = 0; first < count; first += piece)
         for (int64_t v = 0; v < columns; v += kStrip) {

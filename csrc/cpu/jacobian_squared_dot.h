@@ -8,8 +8,8 @@
 template <class T>
 void gather_weight(T* to, const T* weight, const Correlation<T>& p, const Block& block,
                    const Layout& layout) {
-  std::fill(to, to + block.rows() * layout.pitch, T(0));
-  for (int64_t r = 0; r < block.rows(); ++r, to += layout.pitch) {
+  std::fill(to, to + layout.size(block.rows(), block.channels()), T(0));
+  for (int64_t r = 0; r < block.rows(); ++r, to += layout.row) {
     const T* from =
         weight + ((block.group * p.rows + block.a0 + r) * p.channels + block.b0) * p.kernel;
     for (int64_t b = 0; b < block.channels(); ++b)
@@ -22,8 +22,8 @@ template <class T>
 class GatheredWeight {
  public:
   GatheredWeight(const Context& context, const T* weight, const Correlation<T>& p,
-                 const std::vector<Block>& blocks, const Layout& layout, int64_t rows)
-      : size_(rows * layout.pitch), storage_(size_ * static_cast<int64_t>(blocks.size())) {
+                 const std::vector<Block>& blocks, const Layout& layout, int64_t size)
+      : size_(size), storage_(size_ * static_cast<int64_t>(blocks.size())) {
     context.parallel_for(blocks.size(), [&](int64_t b) {
       gather_weight(storage_.data() + b * size_, weight, p, blocks[b], layout);
     });
@@ -47,26 +47,20 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
   const int64_t runs = p.samples >= 2 * context.threads ? 1 : std::min(p.columns, context.threads);
   std::vector<T> partial(units * shares, T(0));
   const Layout layout = choose_layout(p, part.rows, part.channels);
-  GatheredWeight<T> weights(context, variance.data, p, blocks, layout, part.rows);
+  GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
+                            layout.size(part.rows, part.channels));
   context.parallel_for(p.samples * runs * shares, [&](int64_t task) {
     const int64_t share = task % shares, run = task / shares % runs, n = task / shares / runs;
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
-    Scratch<T> values(part.rows * layout.pitch);
+    Scratch<T> values(layout.size(part.rows, part.channels));
     for (int64_t b = b0; b < b1; ++b) {
       for (int64_t v = v0; v < v1; ++v) {
-        maker.make(values.data(), blocks[b], n, v);
-        const T *g = values.data(), *w = weights.block(b);
+        const T* w = weights.block(b);
         Reg<T> lanes[4] = {};
-        int64_t i = 0;
-        const int64_t size = maker.size(blocks[b]);
-        for (; i + 4 * kWidth<T> <= size; i += 4 * kWidth<T>)
-          for (int k = 0; k < 4; ++k) {
-            const Reg<T> value = load(g + i + k * kWidth<T>);
-            lanes[k] += load(w + i + k * kWidth<T>) * value * value;
-          }
-        for (; i < size; i += kWidth<T>) lanes[0] += load(w + i) * load(g + i) * load(g + i);
+        maker.visit(values.data(), blocks[b], n, v,
+                    [&](int64_t at, Reg<T> g, int turn) { lanes[turn] += load(w + at) * g * g; });
         partial[(n * p.columns + v) * shares + share] +=
             sum<T>((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
       }

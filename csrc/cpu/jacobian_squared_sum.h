@@ -19,7 +19,7 @@ constexpr int64_t kBlockValues = 16384, kLeastValues = 4096;
 // once more for every column, each cut of the rows the windows.
 template <class T>
 Partition partition(const Correlation<T>& p, int64_t most_values) {
-  const int64_t unit = TileTransform<T>::applies(p) ? kPanel<T> : 1;
+  const int64_t unit = has_tiling(p) ? kPanel<T> : 1;
   Partition best{};
   double best_cost = -1;
   for (int64_t wide = std::min(unit, p.channels);; wide = std::min(wide + unit, p.channels)) {
@@ -50,7 +50,9 @@ Partition partition_for_sums(const Correlation<T>& p) {
   const int64_t runs = weight <= kBlockValues ? std::min(kTasks, p.samples * p.columns) : 1;
   const int64_t least = weight <= kBlockValues ? 256 : kLeastValues;
   const int64_t share = weight <= kBlockValues ? weight * runs / kTasks : weight / 4;
-  Partition part = partition(p, std::clamp(share, least, kBlockValues));
+  // Tiles hold no values beside the sums.
+  const int64_t most = has_tiling(p) ? 2 * kBlockValues : kBlockValues;
+  Partition part = partition(p, std::clamp(share, least, most));
   part.runs = runs;
   return part;
 }
@@ -70,7 +72,7 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
       for (int64_t x = 0; x < p.taps.kernel[2]; ++x)
         taps.push_back(z * out.stride[3] + y * out.stride[4] + x * out.stride[5]);
   const T decay = update.decay, scale = update.scale;
-  for (int64_t a = block.a0; a < block.a1; ++a, value += layout.pitch)
+  for (int64_t a = block.a0; a < block.a1; ++a, value += layout.row)
     for (int64_t b = block.b0; b < block.b1; ++b) {
       T* to = out.data + (block.group * p.rows + a) * out.stride[1] + b * out.stride[2];
       const T* from = value + (b - block.b0) * layout.channel;
@@ -89,7 +91,7 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
   const Partition part = partition_for_sums(p);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
   const Layout layout = choose_layout(p, part.rows, part.channels);
-  const int64_t size = part.rows * layout.pitch;
+  const int64_t size = layout.size(part.rows, part.channels);
   Scratch<T> partial(part.runs > 1 ? part.runs * size * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
@@ -117,8 +119,8 @@ void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Gr
   sum_over_units<T>(
       context, out, update, problem,
       [](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* total) {
-        maker.make(g, block, n, v);
-        const int64_t size = maker.size(block);
-        for (int64_t i = 0; i < size; ++i) total[i] += g[i] * g[i];
+        maker.visit(g, block, n, v, [&](int64_t at, Reg<T> value, int) {
+          store(total + at, load(total + at) + value * value);
+        });
       });
 }

@@ -1,185 +1,138 @@
-// Per-sample weight gradients of 3 x 3 convolutions with fewer products.
+// Per-sample weight gradients of 3 x 3 and 5 x 5 convolutions with fewer products.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
-// Two positions s and the four inputs x they meet give three taps by four products instead of six:
-//   m = [s0 (x0 - x2), (s0 + s1) / 2 (x1 + x2), (s0 - s1) / 2 (x2 - x1), s1 (x3 - x1)]
-//   g = [m0 + m1 + m2, m1 - m2, m1 + m2 + m3],
-// in both dimensions 16 instead of 36. Sums over positions are taken on m, so the products are 16
-// matrix products over tiles of 2 x 2 positions. The halves are exact in binary.
+// point_transform.h in both dimensions. Sums over positions are taken on the products, so they are
+// points^2 matrix products over tiles of positions: a tile of 2 x 2 takes 16 products instead of 36
+// for 3 x 3 taps and 36 instead of 100 for 5 x 5, one of 4 x 4 takes 36 instead of 144.
 //
-// Layouts, channels innermost: windows [16][panel][tile][kPanel], positions [16][tile][rows],
-// products [16][row][channels], result [row][tap][channels], channels in whole vectors.
+// Vectors run along the block's rows or along its channels, whichever fills them better (the inner
+// side); the other side is broadcast. Products [points^2][other][kPanel] of a few others stay in
+// the first-level cache, and their taps are handed on while they are in registers.
 
-template <class T>
+template <class T, int kTaps, int kTile>
 class TileTransform {
+  using Points = PointTransform<T, kTaps, kTile>;
+  static constexpr int P = Points::points, kPlanes = P * P;
+
  public:
   static bool applies(const Correlation<T>& p) {
     const Taps& t = p.taps;
     for (int d = 0; d < 3; ++d)
-      if (t.kernel[d] != (d == 0 ? 1 : 3) || t.stride[d] != 1 || t.dilation[d] != 1) return false;
+      if (t.kernel[d] != (d == 0 ? 1 : kTaps) || t.stride[d] != 1 || t.dilation[d] != 1)
+        return false;
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
-  static int64_t channel_pitch(int64_t channels) { return round_up(channels, kWidth<T>); }
-  static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], 2); }
-  static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], 2); }
-  static int64_t slab_rows(const Correlation<T>& p, int64_t channels) {
-    const int64_t line = 16 * tiles_across(p) * round_up(channels, kPanel<T>) * sizeof(T);
-    return std::clamp<int64_t>(kBytes / line, 1, tiles_down(p));
+
+  static bool rows_inside(int64_t rows, int64_t channels) {
+    return ceil_div(rows, kWidth<T>) * channels <= ceil_div(channels, kWidth<T>) * rows;
+  }
+
+  // Instructions for a block of one sample and column, of `reuse` that share their windows.
+  static double cost(const Correlation<T>& p, int64_t rows, int64_t channels, double reuse) {
+    const bool inside = rows_inside(rows, channels);
+    const double tiles = tiles_down(p) * tiles_across(p);
+    const double row_vectors = ceil_div(rows, kWidth<T>);
+    const double channel_vectors = ceil_div(channels, kWidth<T>);
+    const double pairs = inside ? row_vectors * channels : channel_vectors * rows;
+    const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
+    return pairs * (kPlanes * (tiles + 3) + recovery) +
+           tiles * row_vectors * (4 * kPlanes + 3 * kTile * kTile * kWidth<T>)+tiles *
+               channel_vectors * (7 * kPlanes + 3 * kTile * kTile * kWidth<T>) / reuse;
   }
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)
-      : problem_(p),
-        down_(tiles_down(p)),
+      : inside_(rows_inside(rows, channels)),
+        inner_(round_up(inside_ ? rows : channels, kWidth<T>)),
+        others_(inside_ ? channels : rows),
         across_(tiles_across(p)),
-        slab_(slab_rows(p, channels)),
-        pitch_(channel_pitch(channels)),
-        panels_(round_up(channels, kPanel<T>)),
-        lanes_(round_up(rows, kWidth<T>)),
-        input_((2 * slab_ + 2) * (2 * across_ + 2) * pitch_),
-        output_(2 * slab_ * 2 * across_ * lanes_),
-        windows_(16 * slab_ * across_ * panels_),
-        positions_(16 * slab_ * across_ * lanes_),
-        products_(16 * rows * pitch_) {}
+        down_(tiles_down(p)),
+        slab_(std::clamp<int64_t>(
+            kSlabBytes / (kPlanes * across_ * (kPanel<T> + others_) * sizeof(T)), 1, down_)),
+        windows_(p, inside_ ? channels : kPanel<T>, across_, down_, slab_,
+                 slots(inside_ ? channels : inner_)),
+        positions_(p, inside_ ? kPanel<T> : rows, across_, down_, slab_, 1),
+        products_(kPlanes * kPanel<T> *
+                  (slabs() > 1 ? panels(inner_) * others_ : std::min(kOthers, others_))) {}
 
-  int64_t slabs() const { return ceil_div(down_, slab_); }
-
-  // values [row][9][pitch] = G of rows [a, a + rows) and channels [b, b + channels).
-  void make(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
-            bool same_windows, T* values) {
-    for (int64_t slab = 0; slab < slabs(); ++slab) {
-      const int64_t first = slab * slab_, count = std::min(slab_, down_ - first);
-      if (!same_windows || slabs() > 1) transform_windows(n, v, b, channels, first, count);
-      transform_positions(n, v, a, rows, first, count);
-      const int64_t tiles = count * across_;
-      for (int64_t xi = 0; xi < 16; ++xi)
-        for (int64_t c = 0; c < pitch_; c += kPanel<T>)
-          product_rows<T>(positions_.data() + xi * tiles * lanes_, 1, lanes_, rows,
-                          windows_.data() + (xi * panels_ + c) * tiles, pitch_ - c, tiles,
-                          products_.data() + xi * rows * pitch_ + c, pitch_, slab > 0);
-    }
-    for (int64_t r = 0; r < rows; ++r) recover(r, rows, values + r * 9 * pitch_);
+  // sink(at, g, turn): vectors of G of rows [a, a + rows) and channels [b, b + channels), at entry
+  // `at` of [other][tap][inner].
+  template <class Sink>
+  void visit(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
+             Sink sink) {
+    const int64_t inner = inside_ ? rows : channels, others = inside_ ? channels : rows;
+    const int64_t count = panels(inner);
+    for (int64_t slab = 0; slab < slabs(); ++slab)
+      for (int64_t panel = 0; panel < count; ++panel) {
+        // Panels of nearly as many vectors.
+        const int64_t vectors = ceil_div(inner, kWidth<T>);
+        const int64_t first = vectors * panel / count * kWidth<T>;
+        const int64_t last = std::min(inner, vectors * (panel + 1) / count * kWidth<T>);
+        const int64_t slot = slab * (inside_ ? 1 : count) + (inside_ ? 0 : panel);
+        const T* x = inside_ ? windows_.planes(slot, n, v, b, channels, slab)
+                             : windows_.planes(slot, n, v, b + first, last - first, slab);
+        const T* s = inside_ ? positions_.planes(0, n, v, a + first, last - first, slab)
+                             : positions_.planes(0, n, v, a, rows, slab);
+        for (int64_t other = 0; other < others; other += kOthers) {
+          const int64_t some = std::min(kOthers, others - other);
+          T* products = products_.data();
+          if (slabs() > 1) products += (panel * others_ + other) * kPlanes * kPanel<T>;
+          multiply(inside_ ? x : s, inside_ ? s : x, other, some, last - first, slab, products);
+          if (slab + 1 < slabs()) continue;
+          for (int64_t r = 0; r < some; ++r)
+            for (int64_t c = first; c < last; c += kWidth<T>)
+              recover(products + r * kPanel<T> + c - first, some * kPanel<T>,
+                      (other + r) * kTaps * kTaps * inner_ + c, sink);
+        }
+      }
   }
 
  private:
-  static constexpr int64_t kBytes = 224 << 10;
+  static constexpr int64_t kSlabBytes = 224 << 10, kHeldBytes = 128 << 10, kProductBytes = 28 << 10;
+  static constexpr int64_t kOthers =
+      std::max<int64_t>(1, kProductBytes / (kPlanes * kPanel<T> * sizeof(T)) / kRows) * kRows;
 
-  // Channels [c0, c0 + channels) of lines [y0, y0 + height) as [y][x][lane], zeros outside.
-  [[gnu::noinline]] static void channels_last(T* to, int64_t lanes, const Grid<const T>& from,
-                                              int64_t v, int64_t n, int64_t c0, int64_t channels,
-                                              int64_t y0, int64_t height, int64_t x0,
-                                              int64_t width) {
-    const T* base = from.data + std::min(v, from.size[0] - 1) * from.stride[0] +
-                    n * from.stride[1] + c0 * from.stride[2];
-    const int64_t lo = std::clamp<int64_t>(-x0, 0, width);
-    const int64_t hi = std::clamp<int64_t>(from.size[5] - x0, lo, width);
-    const int64_t top = std::clamp<int64_t>(-y0, 0, height);
-    const int64_t bottom = std::clamp<int64_t>(from.size[4] - y0, top, height);
-    std::fill(to, to + top * width * lanes, T(0));
-    std::fill(to + bottom * width * lanes, to + height * width * lanes, T(0));
-    for (int64_t y = top; y < bottom; ++y) {
-      T* line = to + y * width * lanes;
-      std::fill(line, line + lo * lanes, T(0));
-      std::fill(line + hi * lanes, line + width * lanes, T(0));
+  static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
+  static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
+  static int64_t panels(int64_t inner) { return ceil_div(inner, kPanel<T>); }
+  int64_t slabs() const { return ceil_div(down_, slab_); }
+
+  // Columns of a sample share its windows: all are held if they are few.
+  int64_t slots(int64_t channels) const {
+    const int64_t bytes = kPlanes * across_ * down_ * channels * sizeof(T);
+    return bytes <= kHeldBytes ? slabs() * (inside_ ? 1 : panels(inner_)) : 1;
+  }
+
+  // products[point][other][inner] (+)= sum over the slab's tiles
+  void multiply(const T* outer, const T* inner, int64_t other, int64_t others, int64_t lanes,
+                int64_t slab, T* products) {
+    const int64_t outer_plane = inside_ ? windows_.plane() : positions_.plane();
+    const int64_t inner_plane = inside_ ? positions_.plane() : windows_.plane();
+    const int64_t outer_pitch = inside_ ? windows_.pitch() : positions_.pitch();
+    const int64_t tiles = std::min(slab_, down_ - slab * slab_) * across_;
+    product_rows<T>(outer + other, 1, outer_pitch, others, inner, lanes, tiles, products, kPanel<T>,
+                    slab > 0, {kPlanes, outer_plane, inner_plane, others * kPanel<T>});
+  }
+
+  template <class Sink>
+  void recover(const T* products, int64_t step, int64_t at, Sink& sink) const {
+    Reg<T> half[kTaps][P];
+    for (int x = 0; x < P; ++x) {
+      Reg<T> in[P], out[kTaps];
+      for (int y = 0; y < P; ++y) in[y] = load(products + (y * P + x) * step);
+      Points::taps(in, out);
+      for (int y = 0; y < kTaps; ++y) half[y][x] = out[y];
     }
-    // Lines that follow each other in both are one.
-    int64_t count = hi - lo, lines = bottom - top;
-    if (count == width && from.stride[4] == width * from.stride[5]) {
-      count *= lines;
-      lines = std::min<int64_t>(lines, 1);
-    }
-    // A few channels at a time, so that memory is read in long runs.
-    constexpr int64_t kLines = 8;
-    for (int64_t c = 0; c < channels; c += kLines)
-      for (int64_t y = top; y < top + lines; ++y)
-        interleave(
-            to + (y * width + lo) * lanes + c, lanes,
-            base + (y0 + y) * from.stride[4] + (x0 + lo) * from.stride[5] + c * from.stride[2],
-            from.stride[5], from.stride[2], std::min(kLines, channels - c), count);
-  }
-
-  [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t b, int64_t channels,
-                                           int64_t first, int64_t count) {
-    const int64_t width = 2 * across_ + 2, tiles = count * across_;
-    channels_last(input_.data(), pitch_, problem_.large, v, n, b, channels,
-                  2 * first - problem_.taps.padding[1], 2 * count + 2, -problem_.taps.padding[2],
-                  width);
-    for (int64_t ty = 0; ty < count; ++ty)
-      for (int64_t tx = 0; tx < across_; ++tx) {
-        const T* corner = input_.data() + (2 * ty * width + 2 * tx) * pitch_;
-        const int64_t tile = ty * across_ + tx;
-        for (int64_t c = 0; c < pitch_; c += kWidth<T>) {
-          Reg<T> half[4][4];
-          for (int x = 0; x < 4; ++x) {
-            Reg<T> in[4];
-            for (int y = 0; y < 4; ++y) in[y] = load(corner + (y * width + x) * pitch_ + c);
-            half[0][x] = in[0] - in[2];
-            half[1][x] = in[1] + in[2];
-            half[2][x] = in[2] - in[1];
-            half[3][x] = in[3] - in[1];
-          }
-          const int64_t panel = c / kPanel<T> * kPanel<T>;
-          T* to = windows_.data() + panel * tiles + tile * kPanel<T> + c - panel;
-          for (int y = 0; y < 4; ++y) {
-            const Reg<T>* in = half[y];
-            const Reg<T> all[4] = {in[0] - in[2], in[1] + in[2], in[2] - in[1], in[3] - in[1]};
-            for (int x = 0; x < 4; ++x) store(to + (4 * y + x) * panels_ * tiles, all[x]);
-          }
-        }
-      }
-  }
-
-  [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t a, int64_t rows,
-                                             int64_t first, int64_t count) {
-    const int64_t width = 2 * across_, tiles = count * across_;
-    channels_last(output_.data(), lanes_, problem_.small, v, n, a, rows, 2 * first, 2 * count, 0,
-                  width);
-    const T half = T(0.5);
-    for (int64_t ty = 0; ty < count; ++ty)
-      for (int64_t tx = 0; tx < across_; ++tx) {
-        const T* corner = output_.data() + (2 * ty * width + 2 * tx) * lanes_;
-        T* to = positions_.data() + (ty * across_ + tx) * lanes_;
-        for (int64_t c = 0; c < rows; c += kWidth<T>) {
-          Reg<T> mixed[4][2];
-          for (int x = 0; x < 2; ++x) {
-            const Reg<T> s0 = load(corner + x * lanes_ + c);
-            const Reg<T> s1 = load(corner + (width + x) * lanes_ + c);
-            mixed[0][x] = s0;
-            mixed[1][x] = (s0 + s1) * half;
-            mixed[2][x] = (s0 - s1) * half;
-            mixed[3][x] = s1;
-          }
-          for (int y = 0; y < 4; ++y) {
-            const Reg<T> s0 = mixed[y][0], s1 = mixed[y][1];
-            const Reg<T> all[4] = {s0, (s0 + s1) * half, (s0 - s1) * half, s1};
-            for (int x = 0; x < 4; ++x) store(to + (4 * y + x) * tiles * lanes_ + c, all[x]);
-          }
-        }
-      }
-  }
-
-  // The nine taps of one row from its sixteen products.
-  [[gnu::noinline]] void recover(int64_t row, int64_t rows, T* values) {
-    const T* products = products_.data() + row * pitch_;
-    for (int64_t c = 0; c < pitch_; c += kWidth<T>) {
-      Reg<T> half[3][4];
-      for (int x = 0; x < 4; ++x) {
-        Reg<T> m[4];
-        for (int y = 0; y < 4; ++y) m[y] = load(products + (4 * y + x) * rows * pitch_ + c);
-        const Reg<T> both = m[1] + m[2];
-        half[0][x] = m[0] + both;
-        half[1][x] = m[1] - m[2];
-        half[2][x] = both + m[3];
-      }
-      for (int y = 0; y < 3; ++y) {
-        const Reg<T>* m = half[y];
-        const Reg<T> both = m[1] + m[2];
-        const Reg<T> taps[3] = {m[0] + both, m[1] - m[2], both + m[3]};
-        for (int x = 0; x < 3; ++x) store(values + (3 * y + x) * pitch_ + c, taps[x]);
-      }
+    for (int y = 0; y < kTaps; ++y) {
+      Reg<T> out[kTaps];
+      Points::taps(half[y], out);
+      for (int x = 0; x < kTaps; ++x)
+        sink(at + (y * kTaps + x) * inner_, out[x] * Points::squared_scale, (y * kTaps + x) % 4);
     }
   }
 
-  const Correlation<T>& problem_;
-  int64_t down_, across_, slab_, pitch_, panels_, lanes_;
-  Scratch<T> input_, output_, windows_, positions_, products_;
+  bool inside_;  // the rows are the inner side
+  int64_t inner_, others_, across_, down_, slab_;
+  TileSide<T, kTaps, kTile, true> windows_;
+  TileSide<T, kTaps, kTile, false> positions_;
+  Scratch<T> products_;
 };

@@ -103,27 +103,36 @@ inline void product_tile(const T* __restrict a, int64_t a_row, int64_t a_step,
     }
 }
 
-// product_tile for any number of rows, and `columns` of the panel in whole vectors.
+// Matrix products that follow each other in memory: how many, and the step of each operand.
+struct Batch {
+  int64_t count = 1, a = 0, b = 0, c = 0;
+};
+
+// product_tile for any number of rows, `columns` of the panel in whole vectors, and a batch.
 template <class T>
 void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
-                  int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate) {
+                  int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate,
+                  const Batch& batch = {}) {
   auto run = [&]<int R, int C>() {
-    int64_t r = 0;
-    auto strip = [&]<int S>() {
-      for (; r + S <= rows; r += S)
-        product_tile<T, S, C>(a + r * a_row, a_row, a_step, b, count, c + r * c_pitch, c_pitch,
-                              accumulate);
-    };
-    strip.template operator()<R>();
-    if constexpr (R > 4) strip.template operator()<4>();
-    strip.template operator()<2>();
-    strip.template operator()<1>();
+    for (int64_t i = 0; i < batch.count; ++i) {
+      int64_t r = 0;
+      auto strip = [&]<int S>() {
+        for (; r + S <= rows; r += S)
+          product_tile<T, S, C>(a + i * batch.a + r * a_row, a_row, a_step, b + i * batch.b, count,
+                                c + i * batch.c + r * c_pitch, c_pitch, accumulate);
+      };
+      strip.template operator()<R>();
+      if constexpr (R > 4) strip.template operator()<4>();
+      strip.template operator()<3>();
+      strip.template operator()<2>();
+      strip.template operator()<1>();
+    }
   };
   const int64_t vectors = ceil_div(std::min<int64_t>(columns, kPanel<T>), kWidth<T>);
   if (vectors == 3)
     run.template operator()<kRows, 3>();
   else if (vectors == 2)
-    run.template operator()<kRows, 2>();
+    run.template operator()<kRows + kRows / 2, 2>();
   else
     run.template operator()<2 * kRows, 1>();
 }

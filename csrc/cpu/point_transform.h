@@ -1,0 +1,69 @@
+// Correlations along one axis with fewer products, by values at a few points.
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+// The taps g_k = sum_j s_j x_{j+k} that a tile of positions s adds are, with as many points p as
+// there are inputs x (taps + positions - 1),
+//   g_k = scale sum_p p^k (sum_j p^j s_j) w_p(x),
+// one product a point instead of one for each tap and position. The point at infinity takes the
+// last coefficient; w_p(x) are the coefficients of prod_{q != p} (z - q) applied to x, over their
+// value at z = p. Points are 0, 1, -1, infinity, and for six of them 2 and -2. All constants but
+// `scale` are exact in binary, and a multiple of 9 times scale^2 = 1/9 is rounded to its ninth, so
+// that integers stay exact.
+
+template <class T, int kTaps, int kTile>
+struct PointTransform {
+  using Vector = Reg<T>;
+  static constexpr int points = kTaps + kTile - 1;
+  static constexpr int pairs = points / 2 - 1;  // of points 2^h and -2^h
+  static_assert(points == 4 || points == 6);
+  static constexpr T squared_scale = points == 4 ? T(1) : T(1) / T(9);
+
+  // out_p = sum_j p^j in_j
+  static void positions(const Vector* in, Vector* out) {
+    out[0] = in[0];
+    out[points - 1] = in[kTile - 1];
+    for (int h = 0; h < pairs; ++h) {
+      Vector even = in[0], odd = in[1] * power(h, 1);
+      for (int j = 2; j < kTile; j += 2) {
+        even += in[j] * power(h, j);
+        odd += in[j + 1] * power(h, j + 1);
+      }
+      out[1 + 2 * h] = even + odd;
+      out[2 + 2 * h] = even - odd;
+    }
+  }
+
+  // out_p = w_p(in) / scale
+  static void windows(const Vector* in, Vector* out) {
+    if constexpr (points == 4) {
+      out[0] = in[0] - in[2];
+      out[1] = (in[1] + in[2]) * T(0.5);
+      out[2] = (in[2] - in[1]) * T(0.5);
+      out[3] = in[3] - in[1];
+    } else {
+      const Vector even1 = in[2] * T(2) - in[4] * T(0.5), odd1 = in[1] * T(2) - in[3] * T(0.5);
+      const Vector even2 = (in[4] - in[2]) * T(0.125), odd2 = (in[3] - in[1]) * T(0.25);
+      out[0] = in[0] * T(3) - in[2] * T(3.75) + in[4] * T(0.75);
+      out[1] = even1 + odd1;
+      out[2] = even1 - odd1;
+      out[3] = even2 + odd2;
+      out[4] = even2 - odd2;
+      out[5] = in[1] * T(12) - in[3] * T(15) + in[5] * T(3);
+    }
+  }
+
+  // out_k = sum_p p^k in_p
+  static void taps(const Vector* in, Vector* out) {
+    for (int k = 0; k < kTaps; ++k) {
+      out[k] = k % 2 == 0 ? in[1] + in[2] : in[1] - in[2];
+      if constexpr (pairs == 2)
+        out[k] += (k % 2 == 0 ? in[3] + in[4] : in[3] - in[4]) * power(1, k);
+    }
+    out[0] += in[0];
+    out[kTaps - 1] += in[points - 1];
+  }
+
+ private:
+  // (2^h)^j
+  static constexpr T power(int h, int j) { return T(1 << (h * j)); }
+};
