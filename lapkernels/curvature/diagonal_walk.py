@@ -86,7 +86,8 @@ def _moved(plan: Plan, node: Node, index: int, use: Use) -> Share:
         if maker is None or step is None:
             raise Refused(
                 f"{node.where}: the approximate diagonal needs its weight to be a parameter, not "
-                "an expression of parameters; methods 'exact', 'mc' and 'empirical' work"
+                "an expression of parameters; methods 'exact', 'mc' and 'empirical' and "
+                "predictive_variance work"
             )
         chain.append(step)
         value = maker.inputs[0]

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lapkernels.curvature.products import check_deterministic, graph_of, hessian_products
+from lapkernels.curvature.products import check_samples, graph_of, hessian_products
 from lapkernels.curvature.selection import (
     Output,
     Parameters,
@@ -77,7 +77,7 @@ def hessian_rows(
             raise ValueError("the Hessian needs labels: give batches (inputs, labels)")
         with graph_of(model, batch, chosen, output) as graph:
             likelihood.check(graph.f.detach(), batch.target)
-            check_deterministic(graph)
+            check_samples(graph, batch)
             product = hessian_products(graph, likelihood, batch.target)
             size, step = graph.size, graph.chunk(memory_budget)
             for start in _starts(size, step, number, progress):

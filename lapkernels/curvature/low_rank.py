@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import with_progress
-from lapkernels.curvature.products import check_deterministic, ggn_rows, graph_of
+from lapkernels.curvature.products import check_samples, ggn_rows, graph_of
 from lapkernels.curvature.selection import (
     Output,
     Parameters,
@@ -162,7 +162,7 @@ class GaussNewton:
             with graph_of(self.model, batch, self.chosen, self.output) as graph:
                 if first:
                     self.likelihood.check(graph.f.detach(), batch.target)
-                    check_deterministic(graph)
+                    check_samples(graph, batch)
                 step = graph.chunk(self.budget)
                 for start in range(0, vectors.shape[1], step):
                     some = vectors[:, start : start + step].T

@@ -220,6 +220,7 @@ def _passes(
     )
     done = 0
     for one in found:
+        check_prediction(one.prediction)
         size = one.prediction.shape[1:].numel()
         chosen = _chosen(outputs, size, one.prediction.device)
         if chosen.shape[0] != 1:
@@ -267,6 +268,13 @@ def _pairs(count: int, step: int) -> Iterator[Tensor]:
             yield torch.cat([first, second])
 
 
+def check_prediction(f: Tensor) -> None:
+    """Raise unless all outputs are finite."""
+    bad = int(f.isfinite().logical_not().sum())
+    if bad:
+        raise ValueError(f"{bad} of the model's outputs are not finite: they have no variance")
+
+
 def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
     """Raise unless each entry is a finite variance of a parameter, of its shape."""
     if not variance:
@@ -277,6 +285,8 @@ def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
         raise ValueError(f"variance has entries that are no parameters of the model: {strange}")
     for name, value in variance.items():
         like = known[name]
+        if not like.is_floating_point():
+            raise TypeError(f"{name} has dtype {like.dtype}: real parameters are needed")
         if value.shape != like.shape or value.dtype != like.dtype or value.device != like.device:
             raise ValueError(
                 f"variance of {name} has shape {tuple(value.shape)}, {value.dtype} on "

@@ -30,7 +30,8 @@ BUDGET = 1 << 24
 class Graph:
     """The outputs ``f`` of a batch with autograd's graph, over copies ``leaves`` of parameters.
 
-    ``entries`` counts the numbers that the graph keeps. ``run`` gives f for other leaves.
+    ``entries`` counts the numbers that the graph keeps. ``run`` gives f for other leaves, and for
+    another batch if it has one.
     """
 
     f: Tensor
@@ -99,7 +100,6 @@ def graph_of(
     """
     named = model.named_parameters()
     leaves = {name: p.detach().requires_grad_(name in chosen) for name, p in named}
-    select = selector(output, batch.count)
     entries = 0
 
     def count(tensor: Tensor) -> Tensor:
@@ -107,11 +107,11 @@ def graph_of(
         entries += tensor.numel()
         return tensor
 
-    def run(*values: Tensor) -> Tensor:
+    def run(*values: Tensor, batch: Batch = batch) -> Tensor:
         # Copies of the inputs: the model may write to them, and they are read again.
         args, kwargs = _copied(batch.args), _copied(batch.kwargs)
         own = {**leaves, **dict(zip(chosen, values, strict=True))}
-        return select(torch.func.functional_call(model, own, args, kwargs))
+        return selector(output, batch.count)(torch.func.functional_call(model, own, args, kwargs))
 
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
@@ -127,19 +127,29 @@ def graph_of(
         yield Graph(f, [leaves[name] for name in chosen], entries, run)
 
 
-def check_deterministic(graph: Graph) -> None:
-    """Raise if the model gives other outputs when it runs again.
+def check_samples(graph: Graph, batch: Batch) -> None:
+    """Raise if the model gives other outputs when it runs again on each half of the batch.
 
     To be called where the graph is open: random numbers have moved on since. The second graph
     keeps nothing.
     """
-    f = graph.f.detach()
-    with saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
-        again = graph.run(*graph.leaves).detach()
-    scale = float(f.abs().max()) if f.numel() else 0.0
-    slack = 1e4 * torch.finfo(f.dtype).eps * scale
-    if not torch.allclose(again, f, rtol=0, atol=slack, equal_nan=True):
-        raise Refused("the model's output is random; call model.eval() or fix its noise")
+    f, half = graph.f.detach(), batch.count // 2
+    halves = [batch.part(0, half), batch.part(half, batch.count - half)] if half else [batch]
+
+    def differs(parts: list[Batch]) -> bool:
+        with saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
+            again = torch.cat([graph.run(*graph.leaves, batch=part).detach() for part in parts])
+        scale = float(f.abs().max()) if f.numel() else 0.0
+        slack = 1e4 * torch.finfo(f.dtype).eps * scale
+        return not torch.allclose(again, f, rtol=0, atol=slack, equal_nan=True)
+
+    if differs(halves):
+        if differs([batch]):
+            raise Refused("the model's output is random; call model.eval() or fix its noise")
+        raise Refused(
+            "the model's output for a sample changes with the other samples of the batch; "
+            "curvature is a sum over independent samples"
+        )
 
 
 def ggn_rows(graph: Graph, likelihood: Likelihood, y: Any, vectors: Tensor) -> Tensor:

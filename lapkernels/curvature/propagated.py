@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from lapkernels.curvature.diagonal_walk import pull_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import passes
-from lapkernels.curvature.predictive import check_variance
+from lapkernels.curvature.predictive import check_prediction, check_variance
 from lapkernels.curvature.selection import Output, input_batches
 
 
@@ -41,11 +41,10 @@ def propagated_variance(
     a column for each output.
     """
     check_variance(model, variance)
-    _, batches = passes(
-        model, input_batches(x), params=list(variance), output=output, route="rules"
-    )
+    _, batches = passes(model, input_batches(x), params=list(variance), output=output)
     parts = []
     for one in batches:
+        check_prediction(one.prediction)
         if one.plan.trace.opaque:
             raise Refused(
                 f"{one.plan.trace.opaque[0]}, through which no variance can be passed; "

@@ -31,7 +31,12 @@ class Batch:
 
     def sample(self, n: int) -> Batch:
         """A batch of sample n alone."""
-        args, kwargs, target = (_narrow(part, n) for part in (self.args, self.kwargs, self.target))
+        return self.part(n, 1)
+
+    def part(self, start: int, count: int) -> Batch:
+        """A batch of some samples."""
+        parts = self.args, self.kwargs, self.target
+        args, kwargs, target = (_narrow(part, start, count) for part in parts)
         return Batch(args, kwargs, target)
 
 
@@ -87,6 +92,11 @@ def check_mode(model: nn.Module) -> None:
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, _BATCH_NORMS) and module.running_mean is None:
             raise Refused(f"{where} has no running statistics, so samples depend on each other")
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
+            raise Refused(
+                f"{where} has scale_grad_by_freq, so gradients depend on the whole batch; set it "
+                "to False"
+            )
         if not module.training:
             continue
         if isinstance(module, _BATCH_NORMS):
@@ -173,13 +183,13 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(entry)
 
 
-def _narrow(value: Any, n: int) -> Any:
+def _narrow(value: Any, start: int, count: int) -> Any:
     if isinstance(value, Tensor):
-        return value.narrow(0, n, 1)
+        return value.narrow(0, start, count)
     if isinstance(value, Mapping):
-        return {key: _narrow(entry, n) for key, entry in value.items()}
+        return {key: _narrow(entry, start, count) for key, entry in value.items()}
     if isinstance(value, tuple | list):
-        return type(value)(_narrow(entry, n) for entry in value)
+        return type(value)(_narrow(entry, start, count) for entry in value)
     return value
 
 

@@ -66,3 +66,6 @@ def test_unknown_parameters_and_models_without_rules_are_refused() -> None:
     model, x = ZOO["weight-norm"].make()
     with pytest.raises(lk.Refused, match="expression of parameters"):
         lk.propagated_variance(model, x, variances(model))
+    model, x = ZOO["shape-fourier"].make()
+    with pytest.raises(lk.Refused, match="complex.*no variance can be passed; predictive_variance"):
+        lk.propagated_variance(model, x, variances(model))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -46,6 +47,44 @@ def test_refused_by_other_methods(case: refusals.Case, method: Any) -> None:
     model, x = case.make()
     with check.quiet(), pytest.raises(REFUSALS):
         lk.diag(model, (x, None), method=method)
+
+
+def ones(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad}
+
+
+def some_labels(model: nn.Module, x: Any) -> tuple[Any, Tensor]:
+    """Of the output's shape, if there is one."""
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            f = oracle.call(copy.deepcopy(model), x)
+        except Exception:
+            return x, torch.zeros(3, 2)
+    return x, torch.zeros_like(f) if isinstance(f, Tensor) else torch.zeros(3, 2)
+
+
+OTHER_FUNCTIONS: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "kron": lambda model, x: lk.kron(model, (x, None)),
+    "kron_corrected": lambda model, x: lk.kron_corrected(model, [(x, None)]),
+    "blocks": lambda model, x: lk.blocks(model, (x, None)),
+    "full": lambda model, x: lk.full(model, (x, None)),
+    "ggn_product": lambda model, x: lk.ggn_product(
+        model, (x, None), torch.cat([v.flatten() for v in ones(model).values()])
+    ),
+    "low_rank": lambda model, x: lk.low_rank(model, [(x, None)], 1),
+    "hessian_diag": lambda model, x: lk.hessian_diag(model, some_labels(model, x)),
+    "gradient_and_diag": lambda model, x: lk.gradient_and_diag(model, some_labels(model, x)),
+    "predictive_variance": lambda model, x: lk.predictive_variance(model, x, ones(model)),
+    "predictive_covariance": lambda model, x: lk.predictive_covariance(model, x, ones(model)),
+    "propagated_variance": lambda model, x: lk.propagated_variance(model, x, ones(model)),
+}
+
+
+@pytest.mark.parametrize("case, name", cases("refuse", tuple(OTHER_FUNCTIONS)))
+def test_refused_by_other_functions(case: refusals.Case, name: str) -> None:
+    model, x = case.make()
+    with check.quiet(), pytest.raises(REFUSALS):
+        OTHER_FUNCTIONS[name](model, x)
 
 
 @pytest.mark.parametrize("case, route", cases("handle", ROUTES))
