@@ -58,7 +58,7 @@ class Use(ABC):
         """sum_p variance[p] G_{n,v}[p]², [N, V]."""
         total = s.new_empty(self.count, s.shape[0])
         for columns, rows in self.chunks(s):
-            g = self.jacobian(s[columns], rows).flatten(2)
+            g = _flat(self.jacobian(s[columns], rows))
             total[rows, columns] = (g.square() @ variance.flatten()).T
         return total
 
@@ -66,11 +66,11 @@ class Use(ABC):
         """sum_p G_{n,v}[p] variance[p] G_{n,v'}[p], [N, V, V]."""
         total = s.new_empty(self.count, s.shape[0], s.shape[0])
         for columns, rows in self.chunks(s):
-            g = self.jacobian(s[columns], rows).flatten(2).transpose(0, 1)
+            g = _flat(self.jacobian(s[columns], rows)).transpose(0, 1)
             scaled = g * variance.flatten()
             total[rows, columns, columns] = scaled @ g.mT
             for others in slices(columns.start, columns.stop - columns.start):
-                h = self.jacobian(s[others], rows).flatten(2).transpose(0, 1)
+                h = _flat(self.jacobian(s[others], rows)).transpose(0, 1)
                 total[rows, columns, others] = value = scaled @ h.mT
                 total[rows, others, columns] = value.mT
         return total
@@ -252,10 +252,10 @@ class OwnEntriesUse(Use):
         return self.gradient(s).square().sum(0)
 
     def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
-        return self.samples.split(self.gradient(s).square() * variance, 1).flatten(2).sum(2).T
+        return _flat(self.samples.split(self.gradient(s).square() * variance, 1)).sum(2).T
 
     def gram(self, s: Tensor, variance: Tensor) -> Tensor:
-        g = self.samples.split(self.gradient(s), 1).flatten(2).transpose(0, 1)
+        g = _flat(self.samples.split(self.gradient(s), 1)).transpose(0, 1)
         scale = self.samples.split(variance).flatten(1).unsqueeze(1)
         return (g * scale) @ g.mT
 
@@ -366,3 +366,8 @@ class CopyUse(GenericUse):
 
     def squared(self, m: Tensor) -> Tensor:
         return self.pull(m.unsqueeze(0))[0].clone()
+
+
+def _flat(g: Tensor) -> Tensor:
+    """[V, N, P] of [V, N, *parameter]; a parameter may be a single number."""
+    return g.flatten(2) if g.dim() > 2 else g.unsqueeze(2)

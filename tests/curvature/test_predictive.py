@@ -167,3 +167,13 @@ def test_refusals() -> None:
         lk.predictive_variance(model, x, variance, outputs=torch.zeros(2, 1).long())
     with pytest.raises(ValueError, match="flat indices"):
         lk.predictive_variance(model, x, variance, outputs=torch.zeros(2))
+
+
+@pytest.mark.parametrize("route", ["auto", "autograd"])
+def test_a_parameter_that_is_a_single_number(route: Any) -> None:
+    network = ZOO["learned-scale"]
+    model, x = network.make()
+    variance = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    j, f = oracle.flat_jacobians(model, x, network.output)
+    found = lk.predictive_variance(model, x, variance, output=network.output, route=route)
+    torch.testing.assert_close(found, j.square().sum(2).reshape(f.shape))
