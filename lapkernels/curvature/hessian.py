@@ -76,13 +76,15 @@ def hessian_rows(
         if batch.target is None:
             raise ValueError("the Hessian needs labels: give batches (inputs, labels)")
         with graph_of(model, batch, chosen, output) as graph:
-            likelihood.check(graph.f.detach(), batch.target)
-            check_samples(graph, batch)
+            f = graph.look(batch.halves(), twice=True)
+            likelihood.check(f, batch.target)
+            graph.keep(twice=True)
+            check_samples(graph, batch, f)
             product = hessian_products(graph, likelihood, batch.target)
-            size, step = graph.size, graph.chunk(memory_budget)
+            size, step = graph.size, graph.chunk(memory_budget, graph.entries)
             for start in _starts(size, step, number, progress):
                 stop = min(start + step, size)
-                unit = graph.f.new_zeros(stop - start, size)
+                unit = f.new_zeros(stop - start, size)
                 unit.diagonal(start).fill_(1.0)
                 add(start, product(unit).detach())
         count += batch.count

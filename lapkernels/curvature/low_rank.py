@@ -3,14 +3,15 @@ r"""The largest eigenvalues of the Gauss-Newton matrix, from products with vecto
 A block Krylov space is grown from random vectors: with V orthonormal and :math:`T = V^T H V`, the
 eigenvectors of T give the approximations :math:`u = V y`, whose residuals :math:`H u - \lambda u`
 are the next block, orthogonalised against V. Where V gets too large it is cut down to the best
-approximations and goes on from there. It ends where all residuals are small:
+approximations and goes on from there: V and H V have at most 6 (rank + 8) columns each. It ends
+where all residuals are small:
 
 .. math:: \|H u_k - \lambda_k u_k\| \le \mathrm{tolerance} \cdot \lambda_1 .
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import with_progress
-from lapkernels.curvature.products import check_samples, ggn_rows, graph_of
+from lapkernels.curvature.products import check_samples, graph_of
 from lapkernels.curvature.selection import (
     Output,
     Parameters,
@@ -29,6 +30,7 @@ from lapkernels.curvature.selection import (
 )
 from lapkernels.curvature.state import Summary, fingerprint, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.ops.chunks import slices
 
 # Vectors beyond the rank that make the search faster.
 EXTRA = 8
@@ -127,10 +129,9 @@ def ggn_product(
                 f"vector of {name} has shape {tuple(vector[name].shape)}, not "
                 f"{tuple(parameter.shape)}"
             )
-    flat = torch.cat([vector[name].flatten() for name in operator.chosen]).unsqueeze(1)
-    found = operator.columns(flat).squeeze(1)
-    where = slices_of(operator.chosen)
-    return {name: found[where[name]].reshape(p.shape) for name, p in operator.chosen.items()}
+    total = {name: torch.zeros_like(p).unsqueeze(0) for name, p in operator.chosen.items()}
+    operator.add([vector[name].unsqueeze(0) for name in total], list(total.values()))
+    return {name: value.squeeze(0) for name, value in total.items()}
 
 
 class GaussNewton:
@@ -151,26 +152,45 @@ class GaussNewton:
         self.likelihood: Likelihood = resolve(likelihood)
         self.chosen = parameters_of(model, params)
         self.budget, self.progress = budget, progress
-        self.count = 0
+        self.count = self.entries = 0
         self.size = sum(p.numel() for p in self.chosen.values())
 
     def columns(self, vectors: Tensor) -> Tensor:
         """H V of ``vectors`` [P, K], one sweep over the data."""
-        total, first, count = torch.zeros_like(vectors), self.count == 0, 0
+        total = torch.zeros_like(vectors)
+        self.add(self._rows(vectors), self._rows(total))
+        return total
+
+    def add(self, vectors: Sequence[Tensor], total: Sequence[Tensor]) -> None:
+        """Add H V of ``vectors`` [K, *shape] to ``total``, each with a tensor by parameter."""
+        first, count = self.count == 0, 0
         batches = batches_of(self.data)
         for batch in with_progress(batches, self.data) if self.progress else batches:
             with graph_of(self.model, batch, self.chosen, self.output) as graph:
+                seen = None
                 if first:
-                    self.likelihood.check(graph.f.detach(), batch.target)
-                    check_samples(graph, batch)
-                step = graph.chunk(self.budget)
-                for start in range(0, vectors.shape[1], step):
-                    some = vectors[:, start : start + step].T
-                    value = ggn_rows(graph, self.likelihood, batch.target, some)
-                    total[:, start : start + step] += value.T
+                    seen = graph.look(batch.halves())
+                    self.likelihood.check(seen, batch.target)
+                    self.entries = max(self.entries, graph.entries)
+                step = graph.chunk(self.budget, self.entries)
+                jv = graph.product(vectors, step)
+                f = graph.f.detach()
+                if seen is not None:
+                    check_samples(graph, batch, seen)
+                for some in slices(len(jv), step):
+                    s = self.likelihood.product(f, jv[some], batch.target)
+                    for value, part in zip(total, graph.transposed(s), strict=True):
+                        value[some] += part
             count += batch.count
         self.count = count
-        return total
+
+    def _rows(self, columns: Tensor) -> list[Tensor]:
+        """Views [K, *shape] by parameter of columns [P, K]."""
+        parts = columns.T.split([p.numel() for p in self.chosen.values()], 1)
+        return [
+            part.unflatten(1, p.shape) if p.dim() else part.squeeze(1)
+            for part, p in zip(parts, self.chosen.values(), strict=True)
+        ]
 
 
 @torch.no_grad()
@@ -182,27 +202,30 @@ def largest_eigenvalues(
     ``start`` [P, b] is orthonormal, b >= K.
     """
     size, width = start.shape
-    basis, images = start, product(start)
+    # Vectors are rows in here, next to each other in memory.
+    space, mapped = start.new_empty(2, min(size, BLOCKS * width), size)
+    count, block = 0, start.T
     worst = float("inf")
     for _ in range(sweeps):
-        values, turn = torch.linalg.eigh(_symmetric(basis.T @ images))
-        turn = turn.flip(1)
+        new = slice(count, count + len(block))
+        space[new], mapped[new], count = block, product(block.T).T, new.stop
+        basis, images = space[:count], mapped[:count]
+        values, turn = torch.linalg.eigh(_symmetric(basis @ images.T))
         values = values.flip(0).clamp_min(0)
         # A little more than the rank is kept, which keeps the restart from losing what it found.
-        kept = min(basis.shape[1], width)
-        vectors, pictures = basis @ turn[:, :kept], images @ turn[:, :kept]
-        differences = pictures - vectors * values[:kept]
-        residuals = differences.norm(dim=0)
+        kept = min(count, width)
+        turn = turn.flip(1)[:, :kept].T
+        vectors, block = turn @ basis, turn @ images
+        block.sub_(vectors * values[:kept].unsqueeze(1))
+        residuals = block.norm(dim=1)
         worst = float(residuals[:rank].max())
-        if worst <= tolerance * float(values[0]) or basis.shape[1] == size:
-            return values[:rank], vectors[:, :rank], residuals[:rank]
-        if basis.shape[1] + width > BLOCKS * width:
-            basis, images = vectors, pictures
-        block = _orthogonal(differences, basis)
-        if block.shape[1] == 0:
-            return values[:rank], vectors[:, :rank], residuals[:rank]
-        basis = torch.cat([basis, block], 1)
-        images = torch.cat([images, product(block)], 1)
+        done = worst <= tolerance * float(values[0]) or count == size
+        if not done and count + width > BLOCKS * width:
+            mapped[:kept], space[:kept], count = turn @ images, vectors, kept
+        if not done:
+            block = _orthogonal(block, space[:count])
+        if done or len(block) == 0:
+            return values[:rank], vectors[:rank].T, residuals[:rank]
     raise Refused(
         f"after max_sweeps={sweeps} sweeps over the data a residual is {worst:.1e}, more than "
         f"tolerance={tolerance:.1e} times the largest eigenvalue; raise one of them"
@@ -210,16 +233,16 @@ def largest_eigenvalues(
 
 
 def _orthogonal(block: Tensor, basis: Tensor) -> Tensor:
-    """An orthonormal basis of what ``block`` adds to an orthonormal ``basis``."""
-    room = basis.shape[0] - basis.shape[1]
-    scale = block.norm(dim=0)
-    block = block[:, scale > 0] / scale[scale > 0]
+    """Orthonormal rows that span what ``block`` adds to the orthonormal rows of ``basis``."""
+    room = basis.shape[1] - len(basis)
+    scale = block.norm(dim=1)
+    block = block[scale > 0] / scale[scale > 0].unsqueeze(1)
     for _ in range(2):
-        block = block - basis @ (basis.T @ block)
-        left, strength, _ = torch.linalg.svd(block, full_matrices=False)
+        block = block - (block @ basis.T) @ basis
+        left, strength, _ = torch.linalg.svd(block.T, full_matrices=False)
         known = strength > 10 * torch.finfo(block.dtype).eps ** 0.5
-        block = left[:, known][:, :room]
-    return block - basis @ (basis.T @ block) if block.shape[1] else block
+        block = left.T[known][:room]
+    return block - (block @ basis.T) @ basis if len(block) else block
 
 
 def _symmetric(matrix: Tensor) -> Tensor:

@@ -1,16 +1,17 @@
 """Derivatives of one batch by autograd alone: Jacobian, Gauss-Newton and Hessian products.
 
-They serve every model that autograd can differentiate, with no rules. J v is the derivative of
-Jᵀ u in u, so forward mode is not needed; with the graph of Jᵀ u at hand a product costs about one
-pass through the model. Several vectors go at once, by ``vmap`` where torch can.
+They serve every model that autograd can differentiate, with no rules. J v comes from a pass
+forward, before the graph of a backward pass is made, so that not both are in memory. Where a
+backward pass differentiates something else, or torch cannot do it, J v is the derivative of Jᵀ u in
+u, for which autograd keeps the graph of a backward pass too. Several vectors go at once, by
+``vmap`` where torch can.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -19,93 +20,123 @@ from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.forward_mode import Differentiated, forward_product
 from lapkernels.curvature.selection import Batch, Output, selector
 from lapkernels.likelihoods import Likelihood
+from lapkernels.ops.chunks import slices
 
 # Bytes for the vectors that go through a model at once, if the model itself takes less.
 BUDGET = 1 << 24
 
 
-@dataclass
 class Graph:
-    """The outputs ``f`` of a batch with autograd's graph, over copies ``leaves`` of parameters.
+    """The outputs f of a batch, which ``run`` gives for copies ``leaves`` of the parameters.
 
-    ``entries`` counts the numbers that the graph keeps. ``run`` gives f for other leaves, and for
-    another batch if it has one.
+    ``entries`` counts the numbers that autograd's graph keeps, once that was looked at. Vectors are
+    given and found as a tensor [K, *leaf.shape] for each leaf.
     """
 
-    f: Tensor
-    leaves: list[Tensor]
-    entries: int
-    run: Callable[..., Tensor]
+    def __init__(self, run: Callable[..., Tensor], leaves: list[Tensor]) -> None:
+        self.run, self.leaves = run, leaves
+        self.entries = 0
+        self._f: Tensor | None = None
+        self._forward = False
+
+    @property
+    def f(self) -> Tensor:
+        """The outputs with their graph, made when it is first needed."""
+        return self.keep() if self._f is None else self._f
 
     @property
     def size(self) -> int:
         """P."""
         return sum(leaf.numel() for leaf in self.leaves)
 
-    def chunk(self, budget: int | None) -> int:
-        """Number of vectors that may go through the graph at once."""
-        one = max(1, 2 * self.entries + self.size) * self.f.element_size()
+    def keep(self, *, twice: bool = False) -> Tensor:
+        """Make the graph, if asked without fused attention, which is differentiated only once."""
+        self._f = None
+        with Differentiated() as watched, _attention(twice), torch.enable_grad():
+            self._f = self.run(*self.leaves)
+        self._forward = watched.alike(self._f)
+        if not self._f.requires_grad:
+            raise Refused("the model's output does not depend on the chosen parameters")
+        return self._f
+
+    def look(self, parts: Sequence[Batch], *, twice: bool = False) -> Tensor:
+        """The outputs of parts of the batch, from graphs that keep nothing but are counted."""
+        sizes: list[int] = []
+        with (
+            saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()), lambda kept: kept),
+            _attention(twice),
+            torch.enable_grad(),
+        ):
+            f = torch.cat([self.run(*self.leaves, batch=part).detach() for part in parts])
+        self.entries = sum(sizes)
+        return f
+
+    def chunk(self, budget: int | None, entries: int) -> int:
+        """Number of vectors at once where one graph keeps ``entries`` numbers."""
+        one = max(1, 2 * entries + self.size) * self.leaves[0].element_size()
         return max(1, (max(one, BUDGET) if budget is None else budget) // one)
 
-    def transposed(self, s: Tensor) -> Tensor:
-        """Jᵀ s of ``s`` [K, *f.shape], [K, P]."""
+    def transposed(self, s: Tensor) -> list[Tensor]:
+        """Jᵀ s of ``s`` [K, *f.shape]."""
         return _pull([self.f], self.leaves, [s])
 
-    def product(self, vectors: Tensor) -> Tensor:
-        """J v of ``vectors`` [K, P], [K, *f.shape]."""
+    def product(self, vectors: Sequence[Tensor], step: int) -> Tensor:
+        """J v [K, *f.shape], ``step`` vectors at a time."""
+        chunks = [[v[some] for v in vectors] for some in slices(len(vectors[0]), step)]
+        reason = "that is not what a backward pass differentiates"
         try:
-            return self._transposed_twice(vectors)
+            with sdpa_kernel(SDPBackend.MATH):
+                found = [forward_product(self.run, self.leaves, some) for some in chunks]
+            # Nothing of what a backward pass would do shows before there is a graph.
+            self.keep()
+            if self._forward:
+                return torch.cat(found)
         except RuntimeError as error:
-            return self._forward_mode(vectors, error)
-
-    def _transposed_twice(self, vectors: Tensor) -> Tensor:
-        # Any u will do; some ops have a backward that is not smooth at zero.
-        spread = torch.linspace(0.5, 1.5, self.f.numel(), dtype=self.f.dtype, device=self.f.device)
-        u = spread.reshape(self.f.shape).requires_grad_()
-        pulled = _first(self.f, self.leaves, u)
-        return _pull(pulled, [u], self._shaped(vectors)).reshape(-1, *self.f.shape)
-
-    def _forward_mode(self, vectors: Tensor, reason: RuntimeError) -> Tensor:
-        """For ops whose backward has no derivative but that have one forward."""
-        leaves = tuple(self.leaves)
-        found = []
+            reason = str(error)
         try:
-            for vector in vectors:
-                tangents = tuple(part[0] for part in self._shaped(vector.unsqueeze(0)))
-                found.append(torch.func.jvp(self.run, leaves, tangents)[1])
+            self.keep(twice=True)
+            return torch.cat([self._transposed_twice(some) for some in chunks])
         except RuntimeError as error:
             raise Refused(
-                f"J v can be found neither by differentiating twice ({reason}) nor forward "
-                f"({error}); diag, kron, blocks and full need no such product"
+                f"J v can be found neither by differentiating twice ({error}) nor forward "
+                f"({reason}); diag, kron, blocks and full need no such product"
             ) from error
-        return torch.stack(found).detach()
 
-    def _shaped(self, vectors: Tensor) -> list[Tensor]:
+    def _transposed_twice(self, vectors: Sequence[Tensor]) -> Tensor:
+        # Any u will do; some ops have a backward that is not smooth at zero.
+        f = self.f
+        spread = torch.linspace(0.5, 1.5, f.numel(), dtype=f.dtype, device=f.device)
+        u = spread.reshape(f.shape).requires_grad_()
+        pulled = _first(f, self.leaves, u)
+        return _pull(pulled, [u], vectors)[0].detach()
+
+    def shaped(self, vectors: Tensor) -> list[Tensor]:
+        """Vectors [K, P] by leaf."""
         parts = vectors.split([leaf.numel() for leaf in self.leaves], 1)
         return [
             part.reshape(-1, *leaf.shape) for part, leaf in zip(parts, self.leaves, strict=True)
         ]
 
 
+def flat(parts: Sequence[Tensor]) -> Tensor:
+    """Vectors [K, P] of those by leaf."""
+    return torch.cat([part.flatten(1) for part in parts], 1)
+
+
 @contextmanager
 def graph_of(
     model: nn.Module, batch: Batch, chosen: dict[str, nn.Parameter], output: Output
 ) -> Iterator[Graph]:
-    """Run the model on a batch with copies of the chosen parameters.
+    """The model on a batch with copies of the chosen parameters.
 
-    Fused attention and recurrent layers, which cannot be differentiated twice, are switched off
-    until the block ends.
+    Fused layers, which cannot be differentiated twice or forward, are switched off until the block
+    ends.
     """
     named = model.named_parameters()
     leaves = {name: p.detach().requires_grad_(name in chosen) for name, p in named}
-    entries = 0
-
-    def count(tensor: Tensor) -> Tensor:
-        nonlocal entries
-        entries += tensor.numel()
-        return tensor
 
     def run(*values: Tensor, batch: Batch = batch) -> Tensor:
         # Copies of the inputs: the model may write to them, and they are read again.
@@ -114,37 +145,35 @@ def graph_of(
         return selector(output, batch.count)(torch.func.functional_call(model, own, args, kwargs))
 
     with ExitStack() as stack:
-        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        stack.callback(
+            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
+        )
+        torch.backends.mha.set_fastpath_enabled(False)
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        stack.enter_context(torch.enable_grad())
-        with saved_tensors_hooks(count, lambda tensor: tensor):
-            f = run(*(leaves[name] for name in chosen))
-        if not f.requires_grad:
-            raise Refused("the model's output does not depend on the chosen parameters")
-        yield Graph(f, [leaves[name] for name in chosen], entries, run)
+        yield Graph(run, [leaves[name] for name in chosen])
 
 
-def check_samples(graph: Graph, batch: Batch) -> None:
-    """Raise if the model gives other outputs when it runs again on each half of the batch.
+def _attention(twice: bool) -> AbstractContextManager[Any]:
+    return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
 
-    To be called where the graph is open: random numbers have moved on since. The second graph
-    keeps nothing.
+
+def check_samples(graph: Graph, batch: Batch, again: Tensor) -> None:
+    """Raise if the two halves of a batch gave outputs ``again`` that differ from those of all.
+
+    Random numbers have moved on in between.
     """
-    f, half = graph.f.detach(), batch.count // 2
-    halves = [batch.part(0, half), batch.part(half, batch.count - half)] if half else [batch]
+    f = graph.f.detach()
+    scale = float(f.abs().max()) if f.numel() else 0.0
+    slack = 1e4 * torch.finfo(f.dtype).eps * scale
 
-    def differs(parts: list[Batch]) -> bool:
-        with saved_tensors_hooks(lambda tensor: None, lambda kept: kept):
-            again = torch.cat([graph.run(*graph.leaves, batch=part).detach() for part in parts])
-        scale = float(f.abs().max()) if f.numel() else 0.0
-        slack = 1e4 * torch.finfo(f.dtype).eps * scale
-        return not torch.allclose(again, f, rtol=0, atol=slack, equal_nan=True)
+    def differs(other: Tensor) -> bool:
+        return not torch.allclose(other, f, rtol=0, atol=slack, equal_nan=True)
 
-    if differs(halves):
-        if differs([batch]):
+    if differs(again):
+        if differs(graph.look([batch])):
             raise Refused("the model's output is random; call model.eval() or fix its noise")
         raise Refused(
             "the model's output for a sample changes with the other samples of the batch; "
@@ -152,23 +181,14 @@ def check_samples(graph: Graph, batch: Batch) -> None:
         )
 
 
-def ggn_rows(graph: Graph, likelihood: Likelihood, y: Any, vectors: Tensor) -> Tensor:
-    """Jᵀ H J v of ``vectors`` [K, P], [K, P]."""
-    f = graph.f.detach()
-    with torch.no_grad():
-        jv = graph.product(vectors).detach()
-        s = likelihood.product(f, jv, y)
-    return graph.transposed(s)
-
-
 def hessian_products(graph: Graph, likelihood: Likelihood, y: Any) -> Callable[[Tensor], Tensor]:
     """The function that takes vectors [K, P] to H v [K, P], H the Hessian of the summed nll."""
-    with _twice():
+    with _twice(), torch.enable_grad():
         first = _first(likelihood.nll(graph.f, y), graph.leaves, None)
 
     def product(vectors: Tensor) -> Tensor:
         with _twice():
-            return _pull(first, graph.leaves, graph._shaped(vectors))
+            return flat(_pull(first, graph.leaves, graph.shaped(vectors)))
 
     return product
 
@@ -227,39 +247,37 @@ def check_differentiable(derivatives: Iterable[Tensor]) -> None:
         rest.extend(behind for behind, _ in node.next_functions)
 
 
-def _pull(results: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor]) -> Tensor:
-    """[K, P]: gradients of the inner products of results with each of K vectors."""
+def _pull(
+    results: Sequence[Tensor], leaves: Sequence[Tensor], vectors: Sequence[Tensor]
+) -> list[Tensor]:
+    """[K, *leaf.shape]: gradients of the inner products of results with each of K vectors."""
     pairs = [(r, v) for r, v in zip(results, vectors, strict=True) if r.requires_grad]
     count = len(vectors[0])
-    if not pairs:
-        return leaves[0].new_zeros(count, sum(leaf.numel() for leaf in leaves))
-    sources = [result for result, _ in pairs]
 
-    def run(chosen: list[Tensor], batched: bool) -> Tensor:
+    def run(chosen: list[Tensor], batched: bool) -> list[Tensor]:
         with torch.enable_grad():
             found = torch.autograd.grad(
-                sources,
+                [result for result, _ in pairs],
                 list(leaves),
                 chosen,
                 retain_graph=True,
                 allow_unused=True,
                 is_grads_batched=batched,
             )
-        rows = count if batched else 1
-        parts = zip(found, leaves, strict=True)
-        return torch.cat(
-            [
-                leaf.new_zeros(rows, leaf.numel())
-                if part is None
-                else part.to_dense().reshape(rows, -1)
-                for part, leaf in parts
-            ],
-            1,
-        )
+        lead = (count,) if batched else (1,)
+        return [
+            leaf.new_zeros(*lead, *leaf.shape)
+            if part is None
+            else part.to_dense().reshape(*lead, *leaf.shape)
+            for part, leaf in zip(found, leaves, strict=True)
+        ]
 
-    if count > 1:
-        try:
-            return run([vector for _, vector in pairs], True)
-        except RuntimeError:
-            pass  # An op that torch cannot vectorise: one vector after the other.
-    return torch.cat([run([v[k] for _, v in pairs], False) for k in range(count)])
+    if not pairs:
+        return [leaf.new_zeros(count, *leaf.shape) for leaf in leaves]
+    if count == 1:
+        return run([vector[0] for _, vector in pairs], False)
+    try:
+        return run([vector for _, vector in pairs], True)
+    except RuntimeError:  # An op that torch cannot vectorise: one vector after the other.
+        rows = [run([v[k] for _, v in pairs], False) for k in range(count)]
+        return [torch.cat(parts) for parts in zip(*rows, strict=True)]

@@ -236,7 +236,7 @@ class Recorder(TorchDispatchMode):
                 moves = True
             value = Value(out.shape, samples, moves, None, not grad)
             results.append(self.define(out, value))
-            if moves:
+            if moves and not _is_view(out, tensors):
                 self.entries += out.numel()
         if active:
             node = Node(name, self.path, values, results, rule)
@@ -345,6 +345,12 @@ class Recorder(TorchDispatchMode):
         if not self._place_fresh or values or self.count not in out.shape:
             return None
         return Samples(self.count, list(out.shape).index(self.count))
+
+
+def _is_view(out: Tensor, tensors: list[Tensor]) -> bool:
+    """Whether a result lies in the memory of an operand."""
+    address = out.untyped_storage().data_ptr()
+    return any(tensor.untyped_storage().data_ptr() == address for tensor in tensors)
 
 
 def _outputs(out: Any) -> tuple[Tensor, ...]:

@@ -33,6 +33,11 @@ class Batch:
         """A batch of sample n alone."""
         return self.part(n, 1)
 
+    def halves(self) -> list[Batch]:
+        """Both halves, or what there is of them."""
+        half = self.count // 2
+        return [self.part(0, half), self.part(half, self.count - half)] if half else [self]
+
     def part(self, start: int, count: int) -> Batch:
         """A batch of some samples."""
         parts = self.args, self.kwargs, self.target

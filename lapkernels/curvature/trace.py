@@ -47,9 +47,10 @@ class Node:
 class Trace:
     """A recorded forward pass of ``count`` samples. Nodes are those that depend on parameters.
 
-    ``entries`` counts the numbers of all their results. ``opaque`` says whose gradient only
-    autograd knows, and ``hidden`` whether parameters were read where gradients are disabled, as a
-    custom autograd.Function does. ``graph`` is the prediction with autograd's graph, if kept.
+    ``entries`` counts the numbers of their results that are no views. ``opaque`` says whose
+    gradient only autograd knows, and ``hidden`` whether parameters were read where gradients are
+    disabled, as a custom autograd.Function does. ``graph`` is the prediction with autograd's graph,
+    if kept.
     """
 
     count: int

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import Refused
-from lapkernels.curvature.products import Graph, graph_of
+from lapkernels.curvature.products import Graph, flat, graph_of
 from lapkernels.curvature.selection import batches_of, check_mode
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
@@ -70,10 +70,11 @@ class LinearisedLoss:
         likelihood = self.subject.likelihood
         for graph, y in self._graphs():
             with torch.no_grad():
-                h = graph.f.detach() + graph.product(d.unsqueeze(0))[0].detach()
+                jd = graph.product(graph.shaped(d.unsqueeze(0)), 1)[0]
+                h = graph.f.detach() + jd
                 nll += float(likelihood.nll(h.double(), y))
                 score = likelihood.score(h, y)
-            gradient = gradient + self.scale * graph.transposed(score.unsqueeze(0))[0].detach()
+            gradient = gradient + self.scale * flat(graph.transposed(score.unsqueeze(0)))[0]
         quadratic = float((self.prior * theta.square()).double().sum())
         return self.scale * nll + 0.5 * quadratic, gradient, nll
 
@@ -84,9 +85,9 @@ class LinearisedLoss:
             total = self.prior * v
             for graph, y in self._graphs():
                 with torch.no_grad():
-                    both = graph.product(torch.stack([d, v])).detach()
+                    both = graph.product(graph.shaped(torch.stack([d, v])), 2)
                     s = self.subject.likelihood.product(graph.f.detach() + both[0], both[1], y)
-                total = total + self.scale * graph.transposed(s.unsqueeze(0))[0].detach()
+                total = total + self.scale * flat(graph.transposed(s.unsqueeze(0)))[0]
             return total
 
         return product

@@ -22,7 +22,7 @@ def images(outputs: int, small: bool) -> Built:
         nn.Flatten(),
         nn.Linear(8, outputs),
     )
-    size, batch = (32, 2) if small else (256, 6 if outputs < 100 else 2)
+    size, batch = (32, 2) if small else (256, 6)
     return model, torch.randn(batch, 1, size, size)
 
 
@@ -50,7 +50,7 @@ class Twice(nn.Module):
 
 def tied(outputs: int, small: bool) -> Built:
     """Few activations, a large matrix with two uses."""
-    width = 64 if small else 1536
+    width = 64 if small else 2560
     return Twice(width, outputs), torch.randn(4, width)
 
 
@@ -87,7 +87,7 @@ class Transformer(nn.Module):
 
 def sequence(outputs: int, small: bool) -> Built:
     """Many positions that share small matrices."""
-    batch, length = (2, 16) if small else (28 if outputs < 100 else 6, 128)
+    batch, length = (2, 16) if small else (28, 128)
     return Transformer(500, 64, outputs), torch.randint(500, (batch, length))
 
 
@@ -112,14 +112,14 @@ class Skips(nn.Module):
 
 def skips(outputs: int, small: bool) -> Built:
     """Values that wait for each other."""
-    size, batch = (16, 2) if small else (128, 8 if outputs < 100 else 2)
+    size, batch = (16, 2) if small else (128, 8)
     return Skips(outputs, False), torch.randn(batch, 1, size, size)
 
 
 def unet(outputs: int, small: bool) -> Built:
     """An output for every pixel, with skips."""
     size = 8 if small else isqrt(outputs)
-    return Skips(1, True), torch.randn(2 if small else 12, 1, size, size)
+    return Skips(1, True), torch.randn(2 if small else 96, 1, size, size)
 
 
 def decoder(outputs: int, small: bool) -> Built:
@@ -129,7 +129,7 @@ def decoder(outputs: int, small: bool) -> Built:
         nn.Conv2d(4, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 16, 3, padding=1), nn.ReLU(),
         nn.Conv2d(16, 1, 3, padding=1),
     )  # fmt: skip
-    return model, torch.randn(2 if small else 64, 4, size, size)
+    return model, torch.randn(2 if small else 144, 4, size, size)
 
 
 NETWORKS: dict[str, Callable[[int, bool], Built]] = {

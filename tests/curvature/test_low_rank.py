@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -142,6 +145,18 @@ def test_restarts_find_close_eigenvalues() -> None:
     assert float(residuals.max()) < 1e-9
     with pytest.raises(lk.Refused, match="max_sweeps=2 .* more than tolerance=1.0e-09"):
         largest_eigenvalues(lambda v: matrix @ v, start, rank, 1e-9, 2)
+
+
+@pytest.mark.parametrize("function", [lk.ggn_product, lk.low_rank, lk.hessian_diag])
+def test_nothing_is_kept(function: Callable[..., Any]) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 2)), torch.randn(4, 3)
+    seen: list[weakref.ref[Any]] = []
+    model[1].register_forward_hook(lambda module, given, out: seen.append(weakref.ref(out)))
+    vector = {"vector": torch.ones(20)} if function is lk.ggn_product else {}
+    rank = {"rank": 2} if function is lk.low_rank else {}
+    function(model, (x, torch.zeros(4, 2)), **vector, **rank)
+    gc.collect()
+    assert seen and all(reference() is None for reference in seen)
 
 
 def test_float32() -> None:
