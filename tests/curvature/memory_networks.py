@@ -50,7 +50,7 @@ class Twice(nn.Module):
 
 def tied(outputs: int, small: bool) -> Built:
     """Few activations, a large matrix with two uses."""
-    width = 64 if small else 2560
+    width = 64 if small else 1536
     return Twice(width, outputs), torch.randn(4, width)
 
 
