@@ -5,8 +5,8 @@
 //     vectors run along the positions; no unfolding at all. For few channels or many positions.
 //   panels: windows are packed position by position, kPanel columns wide, and vectors run along
 //     the columns. For few positions.
-//   tiles: 3 x 3 and 5 x 5 kernels with fewer products (tile_transform.h), and vectors along the
-//     rows or the channels.
+//   tiles: 3 x 3 and 5 x 5 kernels with fewer products, and vectors along the rows or the channels
+//     (tile_transform.h) or along the positions (tile_dots.h).
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
@@ -17,7 +17,7 @@ enum class Way { dots, panels, tiles };
 struct Layout {
   Way way;
   int64_t row, channel, tap;
-  int tile = 0;  // positions along an axis of a tile
+  size_t tiling = 0;  // which of the tilings
 
   // Values of a block with what lies between them, which is zero.
   int64_t size(int64_t rows, int64_t channels) const {
@@ -25,19 +25,27 @@ struct Layout {
   }
 };
 
-// f<taps, tile>() for every tile that tile_transform.h has for a kernel.
+// What tiles there are for a kernel.
+template <class T>
+using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 4>,
+                             TileDots<T, 3>, TileTransform<T, 5, 2>, TileDots<T, 5>>;
+
+// f<index>() for each of them that applies.
 template <class T, class F>
 void each_tiling(const Correlation<T>& p, F f) {
-  if (TileTransform<T, 3, 2>::applies(p)) {
-    f.template operator()<3, 2>();
-    f.template operator()<3, 4>();
-  }
-  if (TileTransform<T, 5, 2>::applies(p)) f.template operator()<5, 2>();
+  auto offer = [&]<size_t index>() {
+    if (std::variant_alternative_t<index, Tilings<T>>::applies(p)) f.template operator()<index>();
+  };
+  [&]<size_t... index>(std::index_sequence<index...>) {
+    (offer.template operator()<index + 1>(), ...);
+  }(std::make_index_sequence<std::variant_size_v<Tilings<T>> - 1>{});
 }
 
 template <class T>
 bool has_tiling(const Correlation<T>& p) {
-  return TileTransform<T, 3, 2>::applies(p) || TileTransform<T, 5, 2>::applies(p);
+  bool found = false;
+  each_tiling(p, [&]<size_t>() { found = true; });
+  return found;
 }
 
 // Instructions of each way on one sample and column: products, and what comes with them.
@@ -58,14 +66,14 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
       best.way = Way::panels;
     }
   }
-  each_tiling(p, [&]<int kTaps, int kTile>() {
-    using Tiles = TileTransform<T, kTaps, kTile>;
+  each_tiling(p, [&]<size_t index>() {
+    using Tiles = std::variant_alternative_t<index, Tilings<T>>;
     const double tiles = Tiles::cost(p, rows, channels, reuse);
     if (tiles >= cost) return;
     cost = tiles;
     const bool inside = Tiles::rows_inside(rows, channels);
-    const int64_t inner = round_up(inside ? rows : channels, kWidth<T>), other = p.kernel * inner;
-    best = {Way::tiles, inside ? 1 : other, inside ? other : 1, inner, kTile};
+    const int64_t pitch = Tiles::pitch(rows, channels), other = p.kernel * pitch;
+    best = {Way::tiles, inside ? 1 : other, inside ? other : 1, pitch, index};
   });
   return best;
 }
@@ -80,9 +88,8 @@ class BlockMaker {
         layout_(choose_layout(problem, rows, channels)),
         planes_(Planes::make<T>(problem.axes(), channels, kPlaneBytes)) {
     if (layout_.way == Way::tiles) {
-      each_tiling(problem, [&]<int kTaps, int kTile>() {
-        if (kTile == layout_.tile)
-          tiles_.template emplace<TileTransform<T, kTaps, kTile>>(problem, rows, channels);
+      each_tiling(problem, [&]<size_t index>() {
+        if (index == layout_.tiling) tiles_.template emplace<index>(problem, rows, channels);
       });
       return;
     }
@@ -199,8 +206,6 @@ class BlockMaker {
   Planes planes_;
   std::vector<int64_t> offsets_;
   std::optional<Scratch<T>> arrays_, rows_, panels_;
-  std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 4>,
-               TileTransform<T, 5, 2>>
-      tiles_;
+  Tilings<T> tiles_;
   Key key_{-1, -1, -1, -1, -1};
 };

@@ -11,6 +11,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "point_transform.h"
 #include "tile_side.h"
 #include "tile_transform.h"
+#include "tile_dots.h"
 #include "block_maker.h"
 #include "jacobian_squared_sum.h"
 #include "jacobian_squared_dot.h"

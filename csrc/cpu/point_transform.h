@@ -33,6 +33,18 @@ struct PointTransform {
     }
   }
 
+  // The same of two vectors in memory, for one point.
+  template <int p>
+  static Vector position(const T* first, const T* second) {
+    if constexpr (p == 0) return load(first);
+    const Vector odd = load(second);
+    if constexpr (p == points - 1) return odd;
+    // Without a constant, which would take a register from the sums.
+    const Vector once = p % 2 == 1 ? load(first) + odd : load(first) - odd;
+    if constexpr (p <= 2) return once;
+    return p % 2 == 1 ? once + odd : once - odd;
+  }
+
   // out_p = w_p(in) / scale
   static void windows(const Vector* in, Vector* out) {
     if constexpr (points == 4) {
@@ -67,3 +79,26 @@ struct PointTransform {
   // (2^h)^j
   static constexpr T power(int h, int j) { return T(1 << (h * j)); }
 };
+
+// The taps of a kernel in two dimensions from products at points^2 planes, `step` apart:
+// sink(at + tap * pitch, g, turn), turn counting 0, 1, 2, 3, 0, ...
+template <class T, int kTaps, int kTile, class Sink>
+inline void recover_taps(const T* products, int64_t step, int64_t at, int64_t pitch, Sink& sink) {
+  using Points = PointTransform<T, kTaps, kTile>;
+  constexpr int P = Points::points;
+  Reg<T> half[kTaps][P];
+  for (int x = 0; x < P; ++x) {
+    Reg<T> in[P], out[kTaps];
+    for (int y = 0; y < P; ++y) in[y] = load(products + (y * P + x) * step);
+    Points::taps(in, out);
+    for (int y = 0; y < kTaps; ++y) half[y][x] = out[y];
+  }
+  for (int y = 0; y < kTaps; ++y) {
+    Reg<T> out[kTaps];
+    Points::taps(half[y], out);
+    for (int x = 0; x < kTaps; ++x) {
+      const int tap = y * kTaps + x;
+      sink(at + tap * pitch, out[x] * Points::squared_scale, tap % 4);
+    }
+  }
+}

@@ -82,6 +82,14 @@ inline void sum_each(const Reg<double>* v, double* out) {
   }
 }
 
+// Lanes kFirst, kFirst + 2, ... of two vectors that follow each other.
+template <class T, int kFirst>
+inline Reg<T> every_other(Reg<T> low, Reg<T> high) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(low, high, (2 * i + kFirst)...);
+  }(std::make_integer_sequence<int, kWidth<T>>{});
+}
+
 template <class T>
 inline T sum(Reg<T> v) {
   T total;

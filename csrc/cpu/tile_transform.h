@@ -27,6 +27,11 @@ class TileTransform {
     return ceil_div(rows, kWidth<T>) * channels <= ceil_div(channels, kWidth<T>) * rows;
   }
 
+  // Entries from tap to tap.
+  static int64_t pitch(int64_t rows, int64_t channels) {
+    return round_up(rows_inside(rows, channels) ? rows : channels, kWidth<T>);
+  }
+
   // Instructions for a block of one sample and column, of `reuse` that share their windows.
   static double cost(const Correlation<T>& p, int64_t rows, int64_t channels, double reuse) {
     const bool inside = rows_inside(rows, channels);
@@ -42,7 +47,7 @@ class TileTransform {
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)
       : inside_(rows_inside(rows, channels)),
-        inner_(round_up(inside_ ? rows : channels, kWidth<T>)),
+        inner_(pitch(rows, channels)),
         others_(inside_ ? channels : rows),
         across_(tiles_across(p)),
         down_(tiles_down(p)),
@@ -80,16 +85,18 @@ class TileTransform {
           if (slab + 1 < slabs()) continue;
           for (int64_t r = 0; r < some; ++r)
             for (int64_t c = first; c < last; c += kWidth<T>)
-              recover(products + r * kPanel<T> + c - first, some * kPanel<T>,
-                      (other + r) * kTaps * kTaps * inner_ + c, sink);
+              recover_taps<T, kTaps, kTile>(products + r * kPanel<T> + c - first, some * kPanel<T>,
+                                            (other + r) * kTaps * kTaps * inner_ + c, inner_, sink);
         }
       }
   }
 
  private:
   static constexpr int64_t kSlabBytes = 224 << 10, kHeldBytes = 128 << 10, kProductBytes = 28 << 10;
+  // A multiple of the rows of tiles of two and of three vectors.
+  static constexpr int64_t kUnit = 3 * kRows;
   static constexpr int64_t kOthers =
-      std::max<int64_t>(1, kProductBytes / (kPlanes * kPanel<T> * sizeof(T)) / kRows) * kRows;
+      std::max<int64_t>(1, kProductBytes / (kPlanes * kPanel<T> * sizeof(T)) / kUnit) * kUnit;
 
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
@@ -111,23 +118,6 @@ class TileTransform {
     const int64_t tiles = std::min(slab_, down_ - slab * slab_) * across_;
     product_rows<T>(outer + other, 1, outer_pitch, others, inner, lanes, tiles, products, kPanel<T>,
                     slab > 0, {kPlanes, outer_plane, inner_plane, others * kPanel<T>});
-  }
-
-  template <class Sink>
-  void recover(const T* products, int64_t step, int64_t at, Sink& sink) const {
-    Reg<T> half[kTaps][P];
-    for (int x = 0; x < P; ++x) {
-      Reg<T> in[P], out[kTaps];
-      for (int y = 0; y < P; ++y) in[y] = load(products + (y * P + x) * step);
-      Points::taps(in, out);
-      for (int y = 0; y < kTaps; ++y) half[y][x] = out[y];
-    }
-    for (int y = 0; y < kTaps; ++y) {
-      Reg<T> out[kTaps];
-      Points::taps(half[y], out);
-      for (int x = 0; x < kTaps; ++x)
-        sink(at + (y * kTaps + x) * inner_, out[x] * Points::squared_scale, (y * kTaps + x) % 4);
-    }
   }
 
   bool inside_;  // the rows are the inner side

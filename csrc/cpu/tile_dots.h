@@ -1,0 +1,232 @@
+// Per-sample weight gradients of 3 x 3 and 5 x 5 convolutions of few channels with fewer products.
+// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+// The sums of tile_transform.h on tiles of 2 x 2 positions, with vectors along the tiles: neither
+// operand is turned, and a sum over tiles ends with the sum of a vector's lanes. Positions are held
+// at the points of the vertical axis only, [point][column of the tile][row][tile], and taken to a
+// horizontal point where they are used. Windows are [points^2][channel][tile].
+
+template <class T, int kTaps>
+class TileDots {
+  static constexpr int kTile = 2, kGroup = 4, kHeld = 8;  // rows in registers, and in cache
+  using Points = PointTransform<T, kTaps, kTile>;
+  static constexpr int P = Points::points, kPlanes = P * P;
+
+ public:
+  static bool applies(const Correlation<T>& p) {
+    return TileTransform<T, kTaps, kTile>::applies(p);
+  }
+
+  static bool rows_inside(int64_t, int64_t) { return true; }
+  // Entries from tap to tap.
+  static int64_t pitch(int64_t rows, int64_t) {
+    return round_up(rows, std::max<int64_t>(kWidth<T>, kGroup));
+  }
+
+  // Instructions for a block of one sample and column, of `reuse` that share their windows.
+  static double cost(const Correlation<T>& p, int64_t rows, int64_t channels, double reuse) {
+    const double tiles =
+        double(ceil_div(p.small.size[4], kTile)) * ceil_div(p.small.size[5], kTile);
+    const double vectors = tiles / kWidth<T> + 1, lanes = round_up(rows, kGroup);
+    return lanes * channels * kPlanes * (1.2 * vectors + 5) + lanes * vectors * 8 * P +
+           channels * vectors * 10 * kPlanes / reuse +
+           ceil_div(rows, kWidth<T>) * channels * 10 * kPlanes;
+  }
+
+  TileDots(const Correlation<T>& p, int64_t rows, int64_t channels)
+      : problem_(p),
+        channels_(channels),
+        inner_(pitch(rows, channels)),
+        across_(ceil_div(p.small.size[5], kTile)),
+        down_(ceil_div(p.small.size[4], kTile)),
+        slab_(std::clamp<int64_t>(
+            kSlabBytes / ((2 * P * kHeld + kPlanes * channels) * across_ * sizeof(T)), 1, down_)),
+        lines_(2 * line_length()),
+        windows_(channels * kPlanes * length()),
+        input_((kTile * slab_ + kTaps - 1) * line_length()),
+        positions_(2 * P * kHeld * length()),
+        products_(kPlanes * channels * inner_) {}
+
+  // sink(at, g, turn): vectors of G of rows [a, a + rows) and channels [b, b + channels), at entry
+  // `at` of [channel][tap][row].
+  template <class Sink>
+  void visit(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
+             Sink sink) {
+    for (int64_t slab = 0; slab < slabs(); ++slab) {
+      const int64_t first = slab * slab_, count = std::min(slab_, down_ - first);
+      const std::array<int64_t, 4> key{n, problem_.large.size[0] > 1 ? v : 0, b, slab};
+      if (std::exchange(key_, key) != key)
+        for (int64_t c = 0; c < channels; ++c) transform_windows(n, v, b + c, c, first, count);
+      // Lanes of rows that are not there are zeros, like the weights they meet.
+      const int64_t padded = pitch(rows, channels);
+      for (int64_t r = 0; r < padded; r += kHeld) {
+        const int64_t held = std::min<int64_t>(kHeld, padded - r);
+        for (int64_t i = 0; i < held; ++i)
+          transform_positions(n, v, a + r + i, r + i < rows, i, first, count);
+        int64_t c = 0;
+        for (; c + 3 <= channels; c += 3) multiply<3>(c, r, held, count, slab > 0);
+        for (; c < channels; ++c) multiply<1>(c, r, held, count, slab > 0);
+      }
+    }
+    for (int64_t c = 0; c < channels; ++c)
+      for (int64_t r = 0; r < rows; r += kWidth<T>)
+        recover_taps<T, kTaps, kTile>(products_.data() + c * inner_ + r, channels_ * inner_,
+                                      c * kTaps * kTaps * inner_ + r, inner_, sink);
+  }
+
+ private:
+  static constexpr int64_t kSlabBytes = 256 << 10;
+
+  int64_t slabs() const { return ceil_div(down_, slab_); }
+  // Tiles of a slab in whole vectors, and a vector that is stored across its end.
+  int64_t length() const { return round_up(slab_ * across_, kWidth<T>) + kWidth<T>; }
+  // Columns of a line that windows reach, and zeros for the vectors that end beyond.
+  int64_t line_length() const {
+    return round_up(2 * across_ + kTaps, 2 * kWidth<T>) + 2 * kWidth<T>;
+  }
+
+  // Line y of a channel from column x0 on, zeros outside, copied to `line`.
+  void copy_line(T* line, const T* channel, const Grid<const T>& from, int64_t y,
+                 int64_t x0) const {
+    const int64_t width = line_length();
+    const int64_t lo = std::clamp<int64_t>(-x0, 0, width);
+    const int64_t hi = std::clamp<int64_t>(from.size[5] - x0, lo, width);
+    if (y < 0 || y >= from.size[4]) {
+      std::fill(line, line + width, T(0));
+      return;
+    }
+    std::fill(line, line + lo, T(0));
+    copy_row(line + lo, channel + y * from.stride[4] + (x0 + lo) * from.stride[5], hi - lo,
+             from.stride[5], Identity{});
+    std::fill(line + hi, line + width, T(0));
+  }
+
+  // windows[point][c][tile] of one channel
+  [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t channel, int64_t c,
+                                           int64_t first, int64_t count) {
+    const Grid<const T>& x = problem_.large;
+    const T* base =
+        x.data + std::min(v, x.size[0] - 1) * x.stride[0] + n * x.stride[1] + channel * x.stride[2];
+    const int64_t lines = kTile * count + kTaps - 1, half = line_length() / 2;
+    for (int64_t y = 0; y < lines; ++y) {
+      T* line = lines_.data();
+      copy_line(line, base, x, kTile * first - problem_.taps.padding[1] + y,
+                -problem_.taps.padding[2]);
+      T* split = input_.data() + 2 * y * half;
+      for (int64_t q = 0; q < half; q += kWidth<T>) {
+        const Reg<T> low = load(line + 2 * q), high = load(line + 2 * q + kWidth<T>);
+        store(split + q, every_other<T, 0>(low, high));
+        store(split + half + q, every_other<T, 1>(low, high));
+      }
+    }
+    for (int64_t ty = 0; ty < count; ++ty)
+      for (int64_t tx = 0; tx < across_; tx += kWidth<T>) {
+        Reg<T> mixed[P][P];
+        for (int dx = 0; dx < P; ++dx) {
+          Reg<T> in[P], out[P];
+          for (int dy = 0; dy < P; ++dy)
+            in[dy] = load(input_.data() + (2 * (2 * ty + dy) + dx % 2) * half + tx + dx / 2);
+          Points::windows(in, out);
+          for (int py = 0; py < P; ++py) mixed[py][dx] = out[py];
+        }
+        T* to = windows_.data() + c * length() + ty * across_ + tx;
+        for (int py = 0; py < P; ++py) {
+          Reg<T> out[P];
+          Points::windows(mixed[py], out);
+          for (int px = 0; px < P; ++px) store(to + (py * P + px) * channels_ * length(), out[px]);
+        }
+      }
+  }
+
+  // positions[point][column][i][tile] of one row, or zeros
+  [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t row, bool inside,
+                                             int64_t i, int64_t first, int64_t count) {
+    const Grid<const T>& s = problem_.small;
+    const int64_t step = kHeld * length();
+    T* const to = positions_.data() + i * length();
+    const T* base =
+        s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + row * s.stride[2];
+    // A line is read in place where that stays within the channel: what follows it is overwritten.
+    const int64_t reach = round_up(2 * across_, 2 * kWidth<T>);
+    const int64_t extent = (s.size[4] - 1) * s.stride[4] + s.size[5];
+    const bool plain = s.stride[5] == 1 && s.stride[4] >= s.size[5] && s.size[5] % 2 == 0;
+    for (int64_t ty = 0; inside && ty < count; ++ty) {
+      const T* lines[2];
+      for (int dy = 0; dy < 2; ++dy) {
+        const int64_t y = kTile * (first + ty) + dy;
+        T* line = lines_.data() + dy * line_length();
+        lines[dy] = base + y * s.stride[4];
+        if (!plain || y * s.stride[4] + reach > extent) {
+          copy_line(line, base, s, y, 0);
+          lines[dy] = line;
+        }
+      }
+      for (int64_t tx = 0; tx < across_; tx += kWidth<T>) {
+        Reg<T> low[2], high[2], out[P];
+        for (int dy = 0; dy < 2; ++dy) {
+          low[dy] = load(lines[dy] + 2 * tx);
+          high[dy] = load(lines[dy] + 2 * tx + kWidth<T>);
+        }
+        T* tile = to + ty * across_ + tx;
+        const Reg<T> even[2] = {every_other<T, 0>(low[0], high[0]),
+                                every_other<T, 0>(low[1], high[1])};
+        Points::positions(even, out);
+        for (int py = 0; py < P; ++py) store(tile + 2 * py * step, out[py]);
+        const Reg<T> odd[2] = {every_other<T, 1>(low[0], high[0]),
+                               every_other<T, 1>(low[1], high[1])};
+        Points::positions(odd, out);
+        for (int py = 0; py < P; ++py) store(tile + (2 * py + 1) * step, out[py]);
+      }
+    }
+    // Behind the last tile, or everywhere for a row that is not there.
+    const int64_t used = count * across_;
+    for (T* plane = to; plane < to + 2 * P * step; plane += step)
+      std::fill(plane + (inside ? used : 0), plane + round_up(used, kWidth<T>), T(0));
+  }
+
+  // products[point][c, ...][r, ...] (+)= sum over the slab's tiles, for the rows held
+  template <int C>
+  void multiply(int64_t c, int64_t r, int64_t held, int64_t count, bool accumulate) {
+    const int64_t used = round_up(count * across_, kWidth<T>), pitch = length();
+    for (int py = 0; py < P; ++py) {
+      auto at_point = [&]<int px>() {
+        const int64_t point = (py * P + px) * channels_ + c;
+        for (int64_t group = 0; group < held; group += kGroup)
+          multiply_group<C, px>(positions_.data() + (2 * py * kHeld + group) * pitch, kHeld * pitch,
+                                windows_.data() + point * pitch, pitch, used,
+                                products_.data() + point * inner_ + r + group, accumulate);
+      };
+      [&]<int... px>(std::integer_sequence<int, px...>) {
+        (at_point.template operator()<px>(), ...);
+      }(std::make_integer_sequence<int, P>{});
+    }
+  }
+
+  template <int C, int px>
+  [[gnu::noinline]] void multiply_group(const T* s, int64_t column, const T* x, int64_t pitch,
+                                        int64_t used, T* products, bool accumulate) const {
+    Reg<T> acc[C][kGroup];
+    for (int j = 0; j < C; ++j)
+      for (int i = 0; i < kGroup; ++i) acc[j][i] = Reg<T>{};
+    for (int64_t q = 0; q < used; q += kWidth<T>) {
+      Reg<T> columns[C];
+      for (int j = 0; j < C; ++j) columns[j] = load(x + j * pitch + q);
+      for (int i = 0; i < kGroup; ++i) {
+        const T* first = s + i * pitch + q;
+        const Reg<T> value = Points::template position<px>(first, first + column);
+        for (int j = 0; j < C; ++j) acc[j][i] += value * columns[j];
+      }
+    }
+    for (int j = 0; j < C; ++j) {
+      T sums[kGroup];
+      sum_each<kGroup>(acc[j], sums);
+      T* to = products + j * inner_;
+      for (int i = 0; i < kGroup; ++i) to[i] = accumulate ? to[i] + sums[i] : sums[i];
+    }
+  }
+
+  const Correlation<T>& problem_;
+  int64_t channels_, inner_, across_, down_, slab_;
+  std::array<int64_t, 4> key_{-1, -1, -1, -1};  // sample, column, channel and slab of the windows
+  Scratch<T> lines_, windows_, input_, positions_, products_;
+};
