@@ -163,31 +163,43 @@ def pull_weights(
     moved = all(isinstance(n.rule, Movement) and len(n.inputs) == 1 for n in plan.weight_nodes)
     weights = {id(value): prod(value.shape) for value in (n.inputs[i] for n, i, _ in waiting)}
     for rows in row_chunks(plan.trace.count, columns * sum(weights.values())):
-        at: dict[int, Tensor] = {}
-        for node, index, s in waiting:
-            use, key = node.rule.uses[index], id(node.inputs[index])
-            with naming(node):
-                g = use.jacobian(s, rows)
-            # Products make a G of their own; others may hand out a view of the columns.
-            own = isinstance(use, (WeightUse, EmbeddingUse))
-            _add_into(at, key, g if own else g.clone())
-        for node in reversed(plan.weight_nodes):
-            outs = [at.pop(id(value), None) for value in node.outputs]
-            if all(out is None for out in outs):
-                continue
-            lead = next(out for out in outs if out is not None).shape[:2]
-            folded = [None if out is None else out.flatten(0, 1) for out in outs]
-            wanted = [value.active for value in node.inputs]
-            with naming(node):
-                parts = node.rule.columns(folded, wanted)
-            parts = [None if p is None else p.unflatten(0, lead) for p in parts]
-            if moved and parts[0] is not None:
-                _add_into(at, id(node.inputs[0]), parts[0])
-            else:
-                _add(at, node, parts, wanted)
-        for name, value in plan.trace.parameters.items():
-            if id(value) in at:
-                collector.jacobian(name, at[id(value)], rows)
+        # A function of its own, so that nothing of these samples is held while the next ones come.
+        _pull_weights_of(plan, waiting, rows, moved, collector)
+
+
+def _pull_weights_of(
+    plan: Plan,
+    waiting: list[tuple[Node, int, Tensor]],
+    rows: slice,
+    moved: bool,
+    collector: Collector,
+) -> None:
+    """The same for some samples. ``moved`` says that the ops before the weights only move them."""
+    at: dict[int, Tensor] = {}
+    for node, index, s in waiting:
+        use, key = node.rule.uses[index], id(node.inputs[index])
+        with naming(node):
+            g = use.jacobian(s, rows)
+        # Products make a G of their own; others may hand out a view of the columns.
+        own = isinstance(use, (WeightUse, EmbeddingUse))
+        _add_into(at, key, g if own else g.clone())
+    for node in reversed(plan.weight_nodes):
+        outs = [at.pop(id(value), None) for value in node.outputs]
+        if all(out is None for out in outs):
+            continue
+        lead = next(out for out in outs if out is not None).shape[:2]
+        folded = [None if out is None else out.flatten(0, 1) for out in outs]
+        wanted = [value.active for value in node.inputs]
+        with naming(node):
+            parts = node.rule.columns(folded, wanted)
+        parts = [None if p is None else p.unflatten(0, lead) for p in parts]
+        if moved and parts[0] is not None:
+            _add_into(at, id(node.inputs[0]), parts[0])
+        else:
+            _add(at, node, parts, wanted)
+    for name, value in plan.trace.parameters.items():
+        if id(value) in at:
+            collector.jacobian(name, at[id(value)], rows)
 
 
 def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: list[bool]) -> None:

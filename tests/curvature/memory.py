@@ -173,11 +173,11 @@ MiB by which the resident set peaks above its size before the call, on one threa
 torch {torch}. `python -m tests.curvature.memory --table` writes this page.
 
 The bound is twice the activations and twice the parameters, and the result where that is larger
-than the parameters by nature (Kronecker factors, blocks, matrices, covariances). Where autograd
-differentiates twice (`diag hessian`, `ggn_product`, `low_rank`) it keeps the graph of a backward
-pass too, with attention written out: there the bound has the activations three times.
+than the parameters by nature (Kronecker factors, blocks, matrices, covariances, and the vectors
+that `low_rank` works with). `diag hessian` differentiates a backward pass, whose graph autograd
+keeps too, with attention written out: there the bound has the activations three times.
 
-A test holds every peak to its bound and {slack} MiB: 16 that columns may always have, so that small
+Tests hold peaks to their bounds and {slack} MiB: 16 that columns may always have, so that small
 networks are not carried column by column, and 6 for the allocator and newly loaded code.
 
 | network | outputs | function | activations | parameters | result | bound | peak |
