@@ -166,6 +166,12 @@ class EntryBlocks(Collector):
         return one
 
     def share(self, share: Share, s: Tensor) -> None:
+        entries = self._blocks_of(share.name)
+        if entries.shape[-1] == 1:
+            # Blocks of one entry are the diagonal, which needs no Jacobian.
+            squares = share.to_parameter(share.use.squared_sum(s)).flatten()[entries]
+            self._sum_of(share.name, s).add_(squares.unsqueeze(-1))
+            return
         for columns, rows in share.use.chunks(s):
             self._add(share.name, jacobian_rows(share, s[columns], rows))
 
@@ -173,15 +179,24 @@ class EntryBlocks(Collector):
         self._add(name, g.reshape(*g.shape[:2], -1))
 
     def _add(self, name: str, g: Tensor) -> None:
-        if name not in self._entries:
-            self._entries[name] = _entries(self.parameters[name], self.by)
-        entries = self._entries[name]
+        entries, total = self._blocks_of(name), self._sum_of(name, g)
         size = entries.shape[-1]
-        if name not in self._sums:
-            self._sums[name] = g.new_zeros(*entries.shape, size)
         picked = g.flatten(0, 1)[:, entries.flatten()]
         parts = picked.reshape(len(picked), -1, size).transpose(0, 1)
-        self._sums[name].view(-1, size, size).baddbmm_(parts.mT, parts)
+        total.view(-1, size, size).baddbmm_(parts.mT, parts)
+
+    def _blocks_of(self, name: str) -> Tensor:
+        """Which flat entries share a block."""
+        if name not in self._entries:
+            self._entries[name] = _entries(self.parameters[name], self.by)
+        return self._entries[name]
+
+    def _sum_of(self, name: str, like: Tensor) -> Tensor:
+        """The blocks added up so far."""
+        if name not in self._sums:
+            entries = self._blocks_of(name)
+            self._sums[name] = like.new_zeros(*entries.shape, entries.shape[-1])
+        return self._sums[name]
 
 
 def _names(parameters: dict[str, nn.Parameter], by: By) -> dict[str, tuple[str, ...]]:
