@@ -123,7 +123,7 @@ class Graph:
 
 def flat(parts: Sequence[Tensor]) -> Tensor:
     """Vectors [K, P] of those by leaf."""
-    return torch.cat([part.flatten(1) for part in parts], 1)
+    return torch.cat([part.reshape(len(part), -1) for part in parts], 1)
 
 
 @contextmanager

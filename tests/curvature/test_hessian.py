@@ -26,7 +26,9 @@ def close(a: Tensor, b: Tensor, scale: float) -> None:
     torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * scale)
 
 
-@pytest.mark.parametrize("network", NETWORKS[::2])
+@pytest.mark.parametrize(
+    "network", [*NETWORKS[::2], pytest.param(ZOO["learned-scale"], id="scalar")]
+)
 def test_zoo(network: Network) -> None:
     model, x = network.make()
     y = oracle.labels(oracle.call(model, x, network.output).detach(), "gaussian")
