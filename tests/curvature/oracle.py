@@ -280,6 +280,7 @@ def kfac(
     sharing: Literal["expand", "reduce"] = "expand",
     output: Select | None = None,
     joint_bias: bool = False,
+    moments: Tensor | None = None,
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Factors A [groups, I / groups * K, same] and B [groups, O / groups, same] by module name.
 
@@ -287,6 +288,7 @@ def kfac(
     output,
     expand: A = sum_n 1/T sum_t x_t x_t^T, B = sum_n sum_t M_tt;
     reduce: A = sum_n xbar xbar^T with the mean over t, B = sum_n sum_tt' M_tt'.
+    `moments` [N, D, D], if given, are there in place of the output Hessians H.
     `joint_bias` appends a one to every patch of a layer that has a bias. Only calls of modules
     count; a module called twice in a pass is refused, one never called is left out.
     """
@@ -303,7 +305,7 @@ def kfac(
     for n, sample in enumerate(samples(x)):
         uses.clear()
         f = call(model, sample, output)
-        h = output_hessian(f, y[n : n + 1], likelihood)[0]
+        h = output_hessian(f, y[n : n + 1], likelihood)[0] if moments is None else moments[n]
         names = [name for name, *_ in uses]
         if len(set(names)) < len(names):
             raise ValueError(f"a layer is used more than once: {names}")
