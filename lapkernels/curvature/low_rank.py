@@ -225,7 +225,7 @@ def largest_eigenvalues(
         if not done:
             block = _orthogonal(block, space[:count])
         if done or len(block) == 0:
-            return values[:rank], vectors[:rank].T, residuals[:rank]
+            return values[:rank], vectors[:rank].T.contiguous(), residuals[:rank]
     raise Refused(
         f"after max_sweeps={sweeps} sweeps over the data a residual is {worst:.1e}, more than "
         f"tolerance={tolerance:.1e} times the largest eigenvalue; raise one of them"

@@ -190,7 +190,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def _narrow(value: Any, start: int, count: int) -> Any:
     if isinstance(value, Tensor):
-        return value.narrow(0, start, count)
+        # A label that is one number for all samples stays what it is, for a check to refuse.
+        return value.narrow(0, start, count) if value.dim() else value
     if isinstance(value, Mapping):
         return {key: _narrow(entry, start, count) for key, entry in value.items()}
     if isinstance(value, tuple | list):

@@ -210,7 +210,7 @@ LAYERS: list[Layer] = [
     _layer("conv2d", 2, 3, 70, 57, n=1, kernel_size=3, padding=1),
     _layer("conv2d", 3, 9, 31, 28, n=2, kernel_size=5, v=9),
     _layer("conv2d", 20, 17, 13, 10, n=2, kernel_size=5, padding=2),
-    _layer("conv2d", 2, 6, 64, 90, n=1, kernel_size=5, padding=1, groups=2),
+    _layer("conv2d", 2, 6, 60, 68, n=1, kernel_size=5, padding=1, groups=2),
     _layer("conv3d", 4, 4, 5, 5, 4, kernel_size=3, stride=2, padding=1, groups=2),
     _layer("conv3d", 2, 2, 3, 4, 3, kernel_size=(2, 3, 2), padding="same"),
     _layer("conv3d", 1, 2, 3, 4, 3, kernel_size=3, padding=1, padding_mode="circular"),
