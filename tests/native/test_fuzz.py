@@ -17,6 +17,7 @@ SANITIZERS = {
 }
 # A level the machine lacks falls back to the best it has.
 LEVELS = ("baseline", "avx2", "avx512")
+ROUNDS = 4
 
 
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason="there is no C++ compiler")
@@ -31,10 +32,10 @@ def test_no_wrong_number_and_no_report(sanitizer: str, tmp_path: Path) -> None:
     assert built.returncode == 0, built.stderr
     for seed, level in enumerate(LEVELS):
         result = subprocess.run(
-            [program, str(seed), "5", threads],
+            [program, str(seed), str(ROUNDS), threads],
             capture_output=True,
             text=True,
             env={**os.environ, "LAPKERNELS_SIMD": level},
         )
         assert result.returncode == 0, result.stdout + result.stderr[-4000:]
-        assert result.stdout.startswith("5 rounds agree")
+        assert result.stdout.startswith(f"{ROUNDS} rounds agree")
