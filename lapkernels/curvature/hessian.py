@@ -1,19 +1,22 @@
 r"""The Hessian of the summed negative log-likelihood, for every model autograd can differentiate.
 
 Column p of the Hessian is its product with a unit vector; unit vectors go through the model in
-chunks. The diagonal costs as many products as there are parameters: it is meant for small models,
-and as a check of cheaper curvatures. Unlike a Gauss-Newton diagonal it may be negative.
+chunks. Autograd keeps the graph of the backward pass too, so samples go in parts. The diagonal
+costs as many products as there are parameters: it is meant for small models, and as a check of
+cheaper curvatures. Unlike a Gauss-Newton diagonal it may be negative.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from lapkernels.curvature.products import check_samples, graph_of, hessian_products
+from lapkernels.curvature.products import BUDGET, check_samples, graph_of, hessian_products
 from lapkernels.curvature.selection import (
+    Batch,
     Output,
     Parameters,
     batches_of,
@@ -22,6 +25,7 @@ from lapkernels.curvature.selection import (
 )
 from lapkernels.curvature.state import Diagonal, Summary, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.ops.chunks import slices
 
 
 def hessian_diag(
@@ -75,31 +79,68 @@ def hessian_rows(
     for number, batch in enumerate(batches_of(data)):
         if batch.target is None:
             raise ValueError("the Hessian needs labels: give batches (inputs, labels)")
-        with graph_of(model, batch, chosen, output) as graph:
-            f = graph.look(batch.halves(), twice=True)
-            likelihood.check(f, batch.target)
-            graph.keep(twice=True)
-            check_samples(graph, batch, f)
-            product = hessian_products(graph, likelihood, batch.target)
-            size, step = graph.size, graph.chunk(memory_budget, graph.entries)
-            for start in _starts(size, step, number, progress):
-                stop = min(start + step, size)
-                unit = f.new_zeros(stop - start, size)
-                unit.diagonal(start).fill_(1.0)
-                add(start, product(unit).detach())
+        parts, budget = _parts(model, batch, likelihood, chosen, output, memory_budget)
+        size = sum(p.numel() for p in chosen.values())
+        with _bar(size * len(parts), number, progress) as advance:
+            for part in parts:
+                for first, rows in _rows(model, part, likelihood, chosen, output, budget):
+                    add(first, rows)
+                    advance(len(rows))
         count += batch.count
     return count
 
 
-def _starts(size: int, step: int, number: int, progress: bool) -> Iterator[int]:
+def _parts(
+    model: nn.Module,
+    batch: Batch,
+    likelihood: Likelihood,
+    chosen: dict[str, nn.Parameter],
+    output: Output,
+    budget: int | None,
+) -> tuple[list[Batch], int]:
+    """A batch of independent samples in parts, and the bytes for the vectors that go through one.
+
+    Half of the budget is for the graphs of a part's passes forward and backward.
+    """
+    with graph_of(model, batch, chosen, output) as graph:
+        whole, again = graph.look([batch], twice=True), graph.look(batch.halves(), twice=True)
+        likelihood.check(whole, batch.target)
+        check_samples(graph, batch, whole, again)
+        size = graph.entries * whole.element_size()
+    allowed = max(size, BUDGET) if budget is None else budget
+    step = max(1, batch.count * allowed // max(1, 4 * size))
+    starts = range(0, batch.count, step)
+    return [batch.part(n, min(step, batch.count - n)) for n in starts], allowed // 2
+
+
+def _rows(
+    model: nn.Module,
+    batch: Batch,
+    likelihood: Likelihood,
+    chosen: dict[str, nn.Parameter],
+    output: Output,
+    budget: int,
+) -> Iterator[tuple[int, Tensor]]:
+    """The first of some rows, and these rows [k, P]."""
+    with graph_of(model, batch, chosen, output) as graph:
+        graph.look([batch], twice=True)
+        f = graph.keep(twice=True)
+        product = hessian_products(graph, likelihood, batch.target)
+        for some in slices(graph.size, graph.chunk(budget, graph.entries)):
+            unit = f.new_zeros(len(range(graph.size)[some]), graph.size)
+            unit.diagonal(some.start).fill_(1.0)
+            yield some.start, product(unit).detach()
+
+
+@contextmanager
+def _bar(total: int, number: int, progress: bool) -> Iterator[Callable[[int], object]]:
+    """Something to tell how many rows are done."""
     if not progress:
-        yield from range(0, size, step)
+        yield lambda rows: None
         return
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    with tqdm(total=size, unit="row", desc=f"batch {number}") as bar:
-        for start in range(0, size, step):
-            yield start
-            bar.update(min(step, size - start))
+    with tqdm(total=total, unit="row", desc=f"batch {number}") as bar:
+        yield bar.update

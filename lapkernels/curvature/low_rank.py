@@ -176,7 +176,7 @@ class GaussNewton:
                 jv = graph.product(vectors, step)
                 f = graph.f.detach()
                 if seen is not None:
-                    check_samples(graph, batch, seen)
+                    check_samples(graph, batch, f, seen)
                 for some in slices(len(jv), step):
                     s = self.likelihood.product(f, jv[some], batch.target)
                     for value, part in zip(total, graph.transposed(s), strict=True):

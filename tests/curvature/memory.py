@@ -26,12 +26,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapkernels.curvature.low_rank import BLOCKS, EXTRA
 from lapkernels.demo.memory import peak_extra_memory
-from tests.curvature.memory_cases import CASES, LARGE, RANK, RUNS, TWICE_DIFFERENTIATED
+from tests.curvature.memory_cases import CASES, LARGE, RANK, RUNS
 from tests.curvature.memory_networks import NETWORKS
 
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -66,10 +65,9 @@ def _storage(tensor: Tensor) -> torch.UntypedStorage:
     return tensor.untyped_storage()
 
 
-def activations(model: nn.Module, x: Tensor, written_out: bool) -> int:
-    """Bytes of the results of all ops of a forward pass, also inside attention if asked."""
-    kernels = [SDPBackend.MATH] if written_out else list(SDPBackend.__members__.values())
-    with torch.no_grad(), sdpa_kernel(kernels), Results([x, *model.parameters()]) as results:
+def activations(model: nn.Module, x: Tensor) -> int:
+    """Bytes of the results of all ops of a forward pass."""
+    with torch.no_grad(), Results([x, *model.parameters()]) as results:
         model(x)
     return sum(storage.nbytes() for storage in results.storages.values())
 
@@ -108,8 +106,7 @@ def measure(name: str) -> dict[str, Any]:
     build = partial(NETWORKS[network], int(outputs))
     call(*build(True))
     model, x = build(False)
-    twice = run in TWICE_DIFFERENTIATED
-    kept = activations(model, x, twice)
+    kept = activations(model, x)
     parameters = sum(p.nbytes for p in model.parameters())
     start = time.process_time()
     result, peak = peak_extra_memory(lambda: call(model, x))
@@ -117,7 +114,7 @@ def measure(name: str) -> dict[str, Any]:
     extra = size_of(result) if run.startswith(LARGE) else 0
     if run == "low_rank":
         extra = KRYLOV * (RANK + EXTRA) * parameters
-    bound = (3 if twice else 2) * kept + 2 * parameters + extra
+    bound = 2 * kept + 2 * parameters + extra
     row = {"peak": peak, "bound": bound, "activations": kept, "parameters": parameters}
     return {"name": name, **row, "result": extra, "seconds": seconds}
 
@@ -174,8 +171,7 @@ torch {torch}. `python -m tests.curvature.memory --table` writes this page.
 
 The bound is twice the activations and twice the parameters, and the result where that is larger
 than the parameters by nature (Kronecker factors, blocks, matrices, covariances, and the vectors
-that `low_rank` works with). `diag hessian` differentiates a backward pass, whose graph autograd
-keeps too, with attention written out: there the bound has the activations three times.
+that `low_rank` works with).
 
 Tests hold peaks to their bounds and {slack} MiB: 16 that columns may always have, so that small
 networks are not carried column by column, and 6 for the allocator and newly loaded code.
