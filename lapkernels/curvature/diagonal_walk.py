@@ -1,14 +1,15 @@
-"""Going back over a recorded forward pass with nothing but a diagonal."""
+"""Going over a recorded pass with a diagonal: back with curvature, or forward with variances."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.plan import Plan, Share, Step
-from lapkernels.curvature.trace import Node
+from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import accumulate, naming
 from lapkernels.rules import Use
 
@@ -27,19 +28,92 @@ def pull_diagonal(plan: Plan, m: Tensor, found: Callable[[str, Tensor], None]) -
         if all(out is None for out in outs):
             continue
         hand_out_diagonal(plan, position, outs, found)
+        before = activations.get(position)
         wanted = [value.active and value.samples is not None for value in node.inputs]
-        if not any(wanted):
-            continue
-        inputs, before = node.inputs, activations.get(position)
-        with naming(node):
-            if before is None:
-                parts = node.rule.diagonal(outs, wanted)
-            else:
-                parts = node.rule.diagonal_through(outs, wanted, before.rule)
-                inputs = [before.inputs[0], *inputs[1:]]
-        for value, part, want in zip(inputs, parts, wanted, strict=True):
-            if want and part is not None:
+        parts = _pull(node, outs, wanted, before)
+        for value, part in zip(_inputs(node, before), parts, strict=True):
+            if part is not None:
                 accumulate(at, id(value), part)
+
+
+def push_variance(plan: Plan, variance: Mapping[str, Tensor]) -> Tensor:
+    """Carry the variances of parameters forward to the output: the transpose of ``pull_diagonal``.
+
+    Every op is transposed alone, so that no graph of all ops is in memory, and a variance is
+    forgotten once the last op has read it.
+    """
+    at: dict[int, Tensor] = {}
+    activations = _activations(plan)
+    passed = {id(before) for before in activations.values()}
+    steps = [
+        (position, _inputs(node, activations.get(position)))
+        for position, node in enumerate(plan.sample_nodes)
+        if id(node) not in passed
+    ]
+    last = {id(value): position for position, inputs in steps for value in inputs}
+    last[id(plan.trace.output)] = len(plan.sample_nodes)
+    for position, inputs in steps:
+        known = [at.get(id(value)) for value in inputs]
+        for value in inputs:
+            if last[id(value)] == position:
+                at.pop(id(value), None)
+        results = plan.sample_nodes[position].outputs
+        outputs = [value for value in results if value.active and id(value) in last]
+        pushed = _push(plan, position, known, outputs, activations.get(position), variance)
+        at.update(zip(map(id, outputs), pushed, strict=True))
+    return at[id(plan.trace.output)]
+
+
+def _push(
+    plan: Plan,
+    position: int,
+    known: list[Tensor | None],
+    outputs: list[Value],
+    before: Node | None,
+    variance: Mapping[str, Tensor],
+) -> list[Tensor]:
+    """Variances at some results of a node from those known at its operands.
+
+    A diagonal m at the results is turned into D(m) at operands and parameters, linear in m. The
+    transpose takes variances v there to the gradient of <v, D(m)> in m, the same at every m.
+    """
+    node, like = plan.sample_nodes[position], plan.trace.prediction
+    m = {id(one): like.new_zeros(one.shape, dtype=one.dtype).requires_grad_() for one in outputs}
+    total: dict[int, Tensor] = {}
+
+    def add(diagonals: Sequence[Tensor], variances: Sequence[Tensor]) -> None:
+        found = torch.autograd.grad(diagonals, list(m.values()), variances, allow_unused=True)
+        for key, one in zip(m, found, strict=True):
+            if one is not None:
+                accumulate(total, key, one)
+
+    with torch.enable_grad():
+        outs = [m.get(id(value)) for value in node.outputs]
+        hand_out_diagonal(plan, position, outs, lambda name, d: add([d], [variance[name]]))
+        parts = _pull(node, outs, [v is not None for v in known], before)
+        pairs = [(d, v) for d, v in zip(parts, known, strict=True) if d is not None]
+        if pairs:
+            add([d for d, _ in pairs], [v for _, v in pairs if v is not None])
+    return [total.get(key, one.detach()) for key, one in m.items()]
+
+
+def _inputs(node: Node, before: Node | None) -> list[Value]:
+    """What a node reads, behind the activation that is passed with it."""
+    return node.inputs if before is None else [before.inputs[0], *node.inputs[1:]]
+
+
+def _pull(
+    node: Node, outs: Sequence[Tensor | None], wanted: Sequence[bool], before: Node | None
+) -> list[Tensor | None]:
+    """Diagonals at what a node reads, None where they are not wanted."""
+    if not any(wanted):
+        return [None] * len(wanted)
+    with naming(node):
+        if before is None:
+            parts = node.rule.diagonal(outs, wanted)
+        else:
+            parts = node.rule.diagonal_through(outs, wanted, before.rule)
+    return [part if want else None for part, want in zip(parts, wanted, strict=True)]
 
 
 def _activations(plan: Plan) -> dict[int, Node]:

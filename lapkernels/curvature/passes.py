@@ -75,10 +75,12 @@ def passes(
     progress: bool = False,
     route: Route = "auto",
     graph: bool = False,
+    parts: int = 1,
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
     """The chosen parameters, and a pass for every batch of the data.
 
-    With ``graph`` every pass keeps autograd's graph of its prediction.
+    With ``graph`` every pass keeps autograd's graph of its prediction. Large batches go in so many
+    ``parts``, each a pass of its own.
     """
     if route not in get_args(Route):
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
@@ -92,9 +94,31 @@ def passes(
     def run() -> Iterator[Pass]:
         batches = batches_of(data)
         for batch in with_progress(batches, data) if progress else batches:
-            yield from _passes(subject, batch, output, memory_budget, route, graph)
+            for part in _parts(subject, batch, output, parts):
+                yield from _passes(subject, part, output, memory_budget, route, graph)
 
     return chosen, run()
+
+
+def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterator[Batch]:
+    """A batch in equal parts if it takes more than a megabyte for each.
+
+    A part has two samples at least: one alone would not show that samples depend on each other.
+    """
+    count = max(1, min(count, batch.count // 2))
+    if count > 1:
+        two, select = batch.part(0, 2), selector(output, 2)
+        try:
+            with torch.random.fork_rng(devices=[]):
+                trace = record(subject, (two.args, two.kwargs), select)
+        except SamplesLost:
+            count = 1
+        else:
+            size = trace.entries * trace.prediction.element_size() * batch.count // 2
+            count = min(count, max(1, size >> 20))
+    for part in range(count):
+        first, last = (batch.count * n // count for n in (part, part + 1))
+        yield batch.part(first, last - first)
 
 
 def _passes(

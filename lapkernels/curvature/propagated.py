@@ -10,9 +10,8 @@ and every other op likewise, :math:`v_{out}[o] = \sum_i J[o, i]^2 v_{in}[i]`: co
 entries of a value are dropped. Exact for one layer, and where no two paths from a parameter meet
 again.
 
-The approximate diagonal D(m) is linear in the diagonal m at the outputs, and v is its transpose:
-:math:`v = \nabla_m \langle \sigma^2, D(m) \rangle`. One walk back and its gradient give all
-outputs, however many there are.
+The approximate diagonal is linear in the diagonal at the outputs, and this is its transpose, op by
+op. One walk gives all outputs, however many there are.
 """
 
 from __future__ import annotations
@@ -23,11 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.diagonal_walk import pull_diagonal
+from lapkernels.curvature.diagonal_walk import push_variance
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes import passes
 from lapkernels.curvature.predictive import check_prediction, check_variance
 from lapkernels.curvature.selection import Output, input_batches
+
+# Variances need more memory beside the activations than these: so many parts of a batch do not.
+PARTS = 4
 
 
 @torch.no_grad()
@@ -41,7 +43,8 @@ def propagated_variance(
     a column for each output.
     """
     check_variance(model, variance)
-    _, batches = passes(model, input_batches(x), params=list(variance), output=output)
+    data = input_batches(x)
+    _, batches = passes(model, data, params=list(variance), output=output, parts=PARTS)
     parts = []
     for one in batches:
         check_prediction(one.prediction)
@@ -50,14 +53,5 @@ def propagated_variance(
                 f"{one.plan.trace.opaque[0]}, through which no variance can be passed; "
                 "predictive_variance works"
             )
-        m = torch.zeros_like(one.prediction, requires_grad=True)
-        total: list[Tensor] = []
-
-        def add(name: str, value: Tensor, total: list[Tensor] = total) -> None:
-            total.append((variance[name] * value).sum())
-
-        with torch.enable_grad():
-            pull_diagonal(one.plan, m, add)
-            (v,) = torch.autograd.grad(torch.stack(total).sum(), m)
-        parts.append(v)
+        parts.append(push_variance(one.plan, variance))
     return torch.cat(parts)

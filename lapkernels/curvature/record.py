@@ -87,14 +87,16 @@ def _record(
     args, kwargs = _detached(inputs[0]), {k: _detached(v) for k, v in inputs[1].items()}
     for tensor in [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]:
         samples = follow(1, tensor.shape) if count == 1 else where
-        recorder.define(tensor, Value(tensor.shape, samples, False))
+        recorder.define(tensor, Value(tensor.shape, tensor.dtype, samples, False))
     leaves: dict[str, Tensor] = {}
     parameters: dict[str, Value] = {}
     for name, parameter in subject.parameters.items():
         leaf = leaves[name] = parameter.detach()
         if name in subject.chosen:
             leaf.requires_grad_()
-            parameters[name] = recorder.define(leaf, Value(leaf.shape, None, True, name))
+            parameters[name] = recorder.define(
+                leaf, Value(leaf.shape, leaf.dtype, None, True, name)
+            )
     # torch's fused recurrent layers hide several results of one op behind each other.
     plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
     # With all names of each parameter given, nothing is left to tie.

@@ -74,7 +74,11 @@ class Recorder(TorchDispatchMode):
         if self._stale and id(tensor) in self._stale:
             return self._read(tensor)
         known = self._values.get(id(tensor))
-        return known[0] if known else self.define(tensor, Value(tensor.shape, None, False))
+        return (
+            known[0]
+            if known
+            else self.define(tensor, Value(tensor.shape, tensor.dtype, None, False))
+        )
 
     def __torch_dispatch__(
         self,
@@ -90,7 +94,7 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"{op.name} in {self.where} makes the output random; call model.eval()")
         if op.detaches:
             samples, out = self.operand(args[0]).samples, func(*args)
-            self.define(out, Value(out.shape, samples, False))
+            self.define(out, Value(out.shape, out.dtype, samples, False))
             return out
         tensors = tensors_of(args)
         if kwargs:
@@ -211,7 +215,7 @@ class Recorder(TorchDispatchMode):
         if not varies and not active:
             for out in outputs:
                 samples = self._fresh(out, values)
-                self.define(out, Value(out.shape, samples, False, without_grad=not grad))
+                self.define(out, Value(out.shape, out.dtype, samples, False, without_grad=not grad))
             return
         builder = builder or builder_of(name)
         if self._place_fresh and name == "aten::expand" and not varies:
@@ -234,7 +238,7 @@ class Recorder(TorchDispatchMode):
             if active and out.is_complex():
                 self.opaque.append(f"{self.where} computes with complex numbers")
                 moves = True
-            value = Value(out.shape, samples, moves, None, not grad)
+            value = Value(out.shape, out.dtype, samples, moves, None, not grad)
             results.append(self.define(out, value))
             if moves and not _is_view(out, tensors):
                 self.entries += out.numel()
@@ -295,7 +299,7 @@ class Recorder(TorchDispatchMode):
         if not value.active or value.samples is not None or tensor.dim() == 0:
             return value
         samples = follow(1, tensor.shape)
-        lifted = Value(tensor.shape, samples, True)
+        lifted = Value(tensor.shape, tensor.dtype, samples, True)
         keep = self._memory.keep
         operand = Operand(tensor, None, True, keep)
         call = Call("lift", torch.clone, [operand], (tensor,), keep, 1, [[0]])

@@ -20,6 +20,7 @@ class Value:
     """
 
     shape: torch.Size
+    dtype: torch.dtype
     samples: Samples | None
     active: bool
     parameter: str | None = None

@@ -18,7 +18,7 @@ QUICK = (
     "images 10 kron_corrected mc",
     "images 10 blocks kernel",
     "images 10 full",
-    "images 10 propagated_variance",
+    "sequence 10 propagated_variance",
     "matrices 10 diag exact",
     "matrices 1000 diag exact",
     "matrices 10 kron mc",

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.curvature import dags, oracle
-from tests.curvature.zoo import ZOO
+from tests.curvature.zoo import ZOO, Network, params
 
 
 def variances(model: nn.Module) -> dict[str, Tensor]:
@@ -35,6 +35,53 @@ def test_it_is_the_transpose_of_the_approximate_diagonal(name: str) -> None:
             d = oracle.approx_diagonal(dag.stages, dag.parameters, x, y, one_output)
             expected = sum((variance[p] * d[p]).sum() for p in d)
             torch.testing.assert_close(found[n, j], expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("network", params()[::3])
+def test_zoo(network: Network) -> None:
+    """The sum over outputs is <variance, approximate diagonal at unit noise>, or both refuse."""
+    model, x = network.make()
+    variance = {name: variances(model)[name] for name in oracle.trainable(model)}
+    try:
+        diagonal = lk.diag(model, (x, None), "gaussian", "approx", output=network.output)
+    except lk.Refused:
+        with pytest.raises(lk.Refused):
+            lk.propagated_variance(model, x, variance, output=network.output)
+        return
+    found = lk.propagated_variance(model, x, variance, output=network.output)
+    expected = sum(float((variance[name] * d).sum()) for name, d in diagonal.items())
+    assert float(found.sum()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_another_precision_inside() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(3, 4).double(), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(self.first(x).tanh().float())
+
+    torch.manual_seed(0)
+    model, x = Mixed(), torch.randn(5, 3, dtype=torch.float64)
+    found = lk.propagated_variance(model, x, variances(model))
+    assert found.dtype == torch.float32
+    model = model.double()
+    model.forward = lambda x: model.last(model.first(x).tanh())
+    wanted = lk.propagated_variance(model, x, variances(model))
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
+
+
+def test_large_batches_go_in_parts() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3)).double()
+    sizes: list[int] = []
+    model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    x = torch.randn(9, 1, 64, 64, dtype=torch.float64)
+    found = lk.propagated_variance(model, x, variances(model))
+    assert sizes == [2, 2, 2, 2, 3]
+    one_by_one = [lk.propagated_variance(model, one, variances(model)) for one in x.split(1)]
+    torch.testing.assert_close(found, torch.cat(one_by_one))
 
 
 def test_one_layer_is_exact() -> None:
