@@ -4,10 +4,11 @@ A perceptron with 30 hidden units on 30 points of [-4, 4] with a gap in the midd
 structure the log evidence, the tuned noise (true: 3), the share of new points inside two standard
 deviations, and how much wider the band is in the gap and outside the data than at the data.
 
-    python examples/cubic_regression.py --figure bands.png
+    python examples/cubic_regression.py --out results
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def main() -> None:
     """Fit, tune, print, draw."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="train for a few steps only")
-    parser.add_argument("--figure", help="save the bands to this file")
+    parser.add_argument("--out", type=Path, metavar="FOLDER", help="save table and figure there")
     options = parser.parse_args()
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)
@@ -73,7 +74,7 @@ def main() -> None:
             f"{ratios[0]:>6.2f}{ratios[1]:>9.2f}"
         )
         drawn[name] = la.predict(grid)
-    if options.figure:
+    if options.out:
         from matplotlib import pyplot
 
         figure, axes = pyplot.subplots(1, len(drawn), figsize=(13, 3.2), sharey=True)
@@ -83,7 +84,8 @@ def main() -> None:
             ax.plot(x, y, "k.")
             ax.set(title=name, xlabel="x", ylim=(-150, 150))
         figure.tight_layout()
-        figure.savefig(options.figure, dpi=90)
+        options.out.mkdir(parents=True, exist_ok=True)
+        figure.savefig(options.out / "cubic_regression.png", dpi=90)
 
 
 if __name__ == "__main__":

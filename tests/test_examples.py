@@ -10,12 +10,19 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# As a script, but with the package of this folder.
-RUN = "import runpy, sys; del sys.argv[0]; runpy.run_path(sys.argv[0], None, '__main__')"
+# As a script, which finds the modules beside it, but with the package of this folder.
+RUN = (
+    "import runpy, sys; del sys.argv[0]; sys.path.insert(1, 'examples');"
+    "runpy.run_path(sys.argv[0], None, '__main__')"
+)
 
-
-EXAMPLES = {path.stem: path for path in sorted((ROOT / "examples").glob("*.py"))}
-# Examples that compare with autograd; the others have a --quick.
+# The other files of the folder are modules that examples share.
+EXAMPLES = {
+    path.stem: path
+    for path in sorted((ROOT / "examples").glob("*.py"))
+    if path.stem not in ("common", "hamiltonian")
+}
+# Examples that compare with autograd; the others have --quick and --out.
 COMPARING = ("one_layer", "whole_model")
 
 
@@ -40,6 +47,6 @@ def test_example_agrees_with_autograd(example: str) -> None:
 
 @pytest.mark.parametrize("example", [name for name in EXAMPLES if name not in COMPARING])
 def test_example_saves_its_figure(example: str, tmp_path: Path) -> None:
-    figure = tmp_path / "figure.png"
-    output(example, "--quick", "--figure", str(figure))
-    assert figure.read_bytes().startswith(b"\x89PNG")
+    output(example, "--quick", "--out", str(tmp_path))
+    figures = list(tmp_path.glob(f"{example}*.png"))
+    assert figures and all(f.read_bytes().startswith(b"\x89PNG") for f in figures)
