@@ -1,6 +1,7 @@
 """Compiled kernels for the curvature of Bayesian neural networks in torch."""
 
 from lapkernels import likelihoods, ops
+from lapkernels.autoencoder import LaplacianAutoencoder
 from lapkernels.curvature import (
     Blocks,
     CorrectedKronecker,
@@ -49,6 +50,7 @@ __all__ = [
     "GradientAndDiagonal",
     "Kronecker",
     "Laplace",
+    "LaplacianAutoencoder",
     "LowRank",
     "MaximumAPosteriori",
     "Prior",

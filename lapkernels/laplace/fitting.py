@@ -87,7 +87,7 @@ def measure(
         batches = batches_of(data)
         for number, batch in enumerate(with_progress(batches, data) if progress else batches):
             if number < done.batches:
-                if number == done.batches - 1 and _digest(batch) != done.digest:
+                if number == done.batches - 1 and digest(batch) != done.digest:
                     raise ValueError(
                         f"batch {number} is not the one that the checkpoint {checkpoint} ends "
                         "with: give the same data in the same order, or delete the file"
@@ -98,7 +98,7 @@ def measure(
             state = sweeps[sweep].measure(own, [(inputs_of(batch), batch.target)], done.basis)
             found = replace(_likelihood_of_batch(own, batch), state=state)
             total = found if done.measured is None else done.measured.merge(found)
-            done = Progress(sweep, number + 1, _digest(batch), total, done.basis)
+            done = Progress(sweep, number + 1, digest(batch), total, done.basis)
             if checkpoint is not None:
                 write(checkpoint, _stored(done, structure, subject))
         assert done.measured is not None
@@ -145,7 +145,7 @@ def inputs_of(batch: Batch) -> Any:
     return batch.kwargs if batch.kwargs else batch.args
 
 
-def _digest(batch: Batch) -> str:
+def digest(batch: Batch) -> str:
     """A name for the values of a batch."""
     digest = hashlib.sha256()
     for tensor in tensors_in((batch.args, batch.kwargs, batch.target)):

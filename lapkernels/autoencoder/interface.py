@@ -1,0 +1,211 @@
+"""What every autoencoder with uncertainty offers: train, draw, and moments of the draws."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Adam, Optimizer
+
+from lapkernels.autoencoder.moments import Moments, RunningMoments
+from lapkernels.autoencoder.training import Epoch, Schedule, train
+from lapkernels.curvature.selection import parameters_of
+from lapkernels.laplace.prediction import expectation
+from lapkernels.likelihoods import (
+    Bernoulli,
+    Gaussian,
+    HeteroscedasticGaussian,
+    Likelihood,
+    resolve,
+)
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+Self = TypeVar("Self", bound="StochasticAutoencoder")
+# Of the draws that are held at a time, unless the caller says otherwise.
+DRAW_BYTES = 256 * 2**20
+# Activations of a draw, in numbers for each number of the input: a guess for small networks.
+ACTIVATIONS = 16
+
+
+@dataclass(frozen=True)
+class Draws:
+    """``latent`` [S, N, K] and ``output`` [S, N, *out] of S drawn autoencoders.
+
+    Outputs are the decoder's own: logits for a Bernoulli likelihood, and means and log-variances
+    for a heteroscedastic one.
+    """
+
+    latent: Tensor
+    output: Tensor
+
+
+class StochasticAutoencoder(ABC):
+    """An encoder x [N, *shape] to z [N, K], a decoder z to outputs, and a likelihood p(x | f).
+
+    ``optimizer`` is a function of the parameters, Adam with a rate of 1e-3 by default. All
+    randomness of training and drawing comes from ``generator``, seeded by ``seed``: torch's own is
+    left alone.
+    """
+
+    def __init__(
+        self,
+        encoder: nn.Module,
+        decoder: nn.Module,
+        *,
+        likelihood: Any = "gaussian",
+        optimizer: MakeOptimizer | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.encoder, self.decoder = encoder, decoder
+        self.model = nn.Sequential(OrderedDict(encoder=encoder, decoder=decoder))
+        self.likelihood: Likelihood = resolve(likelihood)
+        if not isinstance(self.likelihood, Gaussian | Bernoulli | HeteroscedasticGaussian):
+            raise ValueError(
+                f"likelihood {type(self.likelihood).__name__}: an autoencoder needs Gaussian, "
+                "Bernoulli or HeteroscedasticGaussian"
+            )
+        self.parameters = parameters_of(self.model, None)
+        chosen = list(self.parameters.values())
+        self.optimizer = Adam(chosen, 1e-3) if optimizer is None else optimizer(chosen)
+        self.seed = seed
+        self.generator = torch.Generator(chosen[0].device).manual_seed(seed)
+        self.history: list[Epoch] = []
+
+    @abstractmethod
+    def step(self, x: Tensor) -> Tensor:
+        """One step of training on a batch x [N, *shape]; the loss of a sample, on average."""
+
+    @abstractmethod
+    def loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
+        """The loss of a sample, on average over the batch, with draws from ``generator``."""
+
+    def state(self) -> dict[str, Tensor]:
+        """What training changes, beside parameters, buffers, optimiser and generator."""
+        return {}
+
+    def settings(self) -> str:
+        """What the steps depend on beside that, for files to be told apart."""
+        return ""
+
+    @abstractmethod
+    def draws(self, x: Tensor, samples: int) -> Draws:
+        """Latent variables and outputs of ``samples`` drawn autoencoders."""
+
+    @abstractmethod
+    def decoded(self, z: Tensor, samples: int) -> Tensor:
+        """Outputs [S, N, *out] at latent variables z [N, K]."""
+
+    def fit(
+        self: Self,
+        loader: Any,
+        epochs: int,
+        *,
+        validation: Any = None,
+        patience: int | None = 8,
+        schedule: Schedule | None = None,
+        checkpoint: Any = None,
+        every: int = 100,
+        progress: bool = False,
+    ) -> Self:
+        """Train on batches x, or (x, anything), of a loader that can be read again.
+
+        With ``validation``, a loader too, training ends when its loss has not fallen for
+        ``patience`` epochs. ``schedule`` is "plateau", which halves the rate after five epochs
+        without a lower loss (on the validation data, if there are any), or a function of the
+        optimiser. ``checkpoint`` names a file that is written every so many steps and after every
+        epoch; if it is there already, training goes on from it, on the CPU to bitwise the same
+        result. The order of an epoch depends on ``seed`` and its number alone: the random numbers
+        that a loader takes from torch's generator, or from its own, are seeded for it.
+        ``history`` has the losses of all epochs.
+        """
+        path = None if checkpoint is None else Path(checkpoint)
+        train(
+            self, loader, epochs,
+            validation=validation, patience=patience, schedule=schedule,
+            checkpoint=path, every=every, progress=progress,
+        )  # fmt: skip
+        return self
+
+    def latent(self, x: Tensor, samples: int = 100) -> Moments:
+        """Mean and variance [N, K] of the latent variables over drawn encoders."""
+        return self._moments(x, samples, lambda draws: draws.latent)
+
+    def reconstruct(self, x: Tensor, samples: int = 100) -> Moments:
+        """Mean and variance [N, *shape] of E[x | f] over drawn autoencoders.
+
+        A variance that the decoder itself predicts is added; a constant noise is not.
+        """
+        return self._with_noise(self._parts(x, samples))
+
+    def decode(self, z: Tensor, samples: int = 100) -> Moments:
+        """The same of drawn decoders at latent variables z [N, K]."""
+        parts = (self.decoded(z, count) for count in self._counts(z, samples))
+        return self._with_noise(parts)
+
+    def log_likelihood(self, x: Tensor, samples: int = 100) -> Tensor:
+        r""":math:`E_\theta[\log p(x | \theta)]` of each sample [N]: what training raises."""
+        total, count = torch.zeros(len(x), dtype=torch.float64, device=x.device), 0
+        for output in self._parts(x, samples):
+            total += self.log_densities(output, x).double().sum(0)
+            count += len(output)
+        return total / count
+
+    def log_densities(self, output: Tensor, x: Tensor) -> Tensor:
+        """log p(x | f) [S, N] of outputs f [S, N, *out]."""
+
+        def nll(f: Tensor, y: Tensor) -> Tensor:
+            return self.likelihood.nll(f.unsqueeze(0), y.unsqueeze(0))
+
+        over_samples = torch.func.vmap(nll)
+        found = torch.func.vmap(over_samples, in_dims=(0, None))(output, x)
+        return -found - self.likelihood.constant(output[0, :1], x[:1]).to(found)
+
+    def expected(self, output: Tensor) -> Tensor:
+        """E[x | f] [S, N, *shape] of outputs [S, N, *out]."""
+        f = output.flatten(0, 1)
+        return expectation(f, torch.zeros_like(f), self.likelihood).unflatten(0, output.shape[:2])
+
+    def _with_noise(self, parts: Iterator[Tensor]) -> Moments:
+        running, noise = RunningMoments(), RunningMoments()
+        for output in parts:
+            running.add(self.expected(output))
+            if isinstance(self.likelihood, HeteroscedasticGaussian):
+                # The batch is dimension 0 of the likelihood's outputs, and 1 of these.
+                noise.add(output.chunk(2, self.likelihood.dim + 1)[1].exp())
+        found = running.moments
+        return Moments(found.mean, found.variance + noise.moments.mean)
+
+    def _moments(self, x: Tensor, samples: int, pick: Callable[[Draws], Tensor]) -> Moments:
+        running = RunningMoments()
+        for count in self._counts(x, samples):
+            running.add(pick(self.draws(x, count)))
+        return running.moments
+
+    def _parts(self, x: Tensor, samples: int) -> Iterator[Tensor]:
+        for count in self._counts(x, samples):
+            yield self.draws(x, count).output
+
+    def _counts(self, x: Tensor, samples: int) -> Iterator[int]:
+        """``samples`` in parts that fit into memory."""
+        if samples < 1:
+            raise ValueError(f"samples={samples}: at least one is needed")
+        weights = sum(p.numel() for p in self.parameters.values())
+        most = max(1, DRAW_BYTES // (x.element_size() * (weights + ACTIVATIONS * x.numel())))
+        for first in range(0, samples, most):
+            yield min(most, samples - first)
+
+
+@contextmanager
+def seeded_from(generator: torch.Generator) -> Iterator[None]:
+    """torch's own random numbers drawn from a generator inside, and as they were outside."""
+    seed = torch.randint(2**62, (), generator=generator, device=generator.device)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(seed))
+        yield
