@@ -10,12 +10,13 @@ from lapkernels.curvature.diag import diag
 from lapkernels.curvature.eigenbasis import Eigenbasis
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.full import Full, full
+from lapkernels.curvature.gauss_newton import ggn_product
 from lapkernels.curvature.gradient_and_diag import GradientAndDiagonal, gradient_and_diag
 from lapkernels.curvature.hessian import hessian_diag
 from lapkernels.curvature.kron import kron
 from lapkernels.curvature.kron_corrected import CorrectedKronecker, kron_corrected
 from lapkernels.curvature.kronecker import Factors, Kronecker
-from lapkernels.curvature.low_rank import LowRank, ggn_product, low_rank
+from lapkernels.curvature.low_rank import LowRank, low_rank
 from lapkernels.curvature.predictive import predictive_covariance, predictive_variance
 from lapkernels.curvature.propagated import propagated_variance
 from lapkernels.curvature.state import Diagonal

@@ -11,7 +11,7 @@ where all residuals are small:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,18 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.passes import with_progress
-from lapkernels.curvature.products import check_samples, graph_of
-from lapkernels.curvature.selection import (
-    Output,
-    Parameters,
-    batches_of,
-    check_mode,
-    parameters_of,
-)
+from lapkernels.curvature.gauss_newton import GaussNewton, Method, OutputCurvature
+from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.state import Summary, fingerprint, slices_of
-from lapkernels.likelihoods import Likelihood, resolve
-from lapkernels.ops.chunks import slices
+from lapkernels.likelihoods import resolve
 
 # Vectors beyond the rank that make the search faster.
 EXTRA = 8
@@ -66,23 +58,30 @@ def low_rank(
     data: Any,
     rank: int,
     likelihood: Any = "gaussian",
+    method: Method = "exact",
     *,
     params: Parameters = None,
     output: Output = None,
+    samples: int = 1,
     tolerance: float | None = None,
     max_sweeps: int = 200,
     memory_budget: int | None = None,
     generator: torch.Generator | None = None,
     progress: bool = False,
+    explain: bool = False,
 ) -> LowRank:
     """The ``rank`` largest eigenvalues of the Gauss-Newton matrix, and their eigenvectors.
 
-    ``data`` is read once for each block of products. ``tolerance`` bounds the residuals relative to
-    the largest eigenvalue; it is the root of the dtype's precision if not given.
+    ``data`` is read once for each block of products. With ``method="mc"`` the matrix is that of
+    ``samples`` scores at labels drawn from the model, the same in every reading if the batches come
+    in the same order; with ``"empirical"`` that of the scores at the true labels. ``tolerance``
+    bounds the residuals relative to the largest eigenvalue; it is the root of the dtype's precision
+    if not given. ``explain`` prints how many vectors are held and go through the model at once.
     """
     if isinstance(data, Iterator):
         raise ValueError("data is an iterator, but it is read many times: give a list or loader")
-    operator = GaussNewton(model, data, likelihood, params, output, memory_budget, progress)
+    outputs = OutputCurvature(resolve(likelihood), method, samples, generator)
+    operator = GaussNewton(model, data, outputs, params, output, memory_budget, progress)
     size = operator.size
     if not 1 <= rank <= size:
         raise ValueError(f"rank={rank}: 1 to {size}, the number of parameters, are possible")
@@ -93,104 +92,22 @@ def low_rank(
     values, vectors, residuals = largest_eigenvalues(
         operator.columns, torch.linalg.qr(start).Q, rank, bound, max_sweeps
     )
-    summary = Summary(operator.count, fingerprint(operator.chosen), "exact")
+    if explain:
+        print(_explanation(operator, width))
+    summary = Summary(operator.count, fingerprint(operator.chosen), method)
     return LowRank(vectors, values, residuals, slices_of(operator.chosen), summary)
 
 
-def ggn_product(
-    model: nn.Module,
-    data: Any,
-    vector: Tensor | Mapping[str, Tensor],
-    likelihood: Any = "gaussian",
-    *,
-    params: Parameters = None,
-    output: Output = None,
-    memory_budget: int | None = None,
-    progress: bool = False,
-) -> Tensor | dict[str, Tensor]:
-    r"""Product of :math:`\sum_n J_n^T H_n J_n` with a vector, without the matrix.
-
-    ``vector`` is [P], or [P, K] for K vectors at once, in the order of ``parameters_to_vector``, or
-    a tensor for each parameter by name; the result has the same form.
-    """
-    operator = GaussNewton(model, data, likelihood, params, output, memory_budget, progress)
-    if isinstance(vector, Tensor):
-        if vector.dim() not in (1, 2) or vector.shape[0] != operator.size:
-            raise ValueError(
-                f"vector has shape {tuple(vector.shape)}: [P] or [P, K] with P = {operator.size} "
-                "is needed"
-            )
-        return operator.columns(vector.reshape(operator.size, -1)).reshape(vector.shape)
-    if set(vector) != set(operator.chosen):
-        raise ValueError(f"vector has entries {list(vector)}, not {list(operator.chosen)}")
-    for name, parameter in operator.chosen.items():
-        if vector[name].shape != parameter.shape:
-            raise ValueError(
-                f"vector of {name} has shape {tuple(vector[name].shape)}, not "
-                f"{tuple(parameter.shape)}"
-            )
-    total = {name: torch.zeros_like(p).unsqueeze(0) for name, p in operator.chosen.items()}
-    operator.add([vector[name].unsqueeze(0) for name in total], list(total.values()))
-    return {name: value.squeeze(0) for name, value in total.items()}
-
-
-class GaussNewton:
-    """Products with the Gauss-Newton matrix of all batches."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Any,
-        likelihood: Any,
-        params: Parameters,
-        output: Output,
-        budget: int | None,
-        progress: bool,
-    ) -> None:
-        check_mode(model)
-        self.model, self.data, self.output = model, data, output
-        self.likelihood: Likelihood = resolve(likelihood)
-        self.chosen = parameters_of(model, params)
-        self.budget, self.progress = budget, progress
-        self.count = self.entries = 0
-        self.size = sum(p.numel() for p in self.chosen.values())
-
-    def columns(self, vectors: Tensor) -> Tensor:
-        """H V of ``vectors`` [P, K], one sweep over the data."""
-        total = torch.zeros_like(vectors)
-        self.add(self._rows(vectors), self._rows(total))
-        return total
-
-    def add(self, vectors: Sequence[Tensor], total: Sequence[Tensor]) -> None:
-        """Add H V of ``vectors`` [K, *shape] to ``total``, each with a tensor by parameter."""
-        first, count = self.count == 0, 0
-        batches = batches_of(self.data)
-        for batch in with_progress(batches, self.data) if self.progress else batches:
-            with graph_of(self.model, batch, self.chosen, self.output) as graph:
-                seen = None
-                if first:
-                    seen = graph.look(batch.halves())
-                    self.likelihood.check(seen, batch.target)
-                    self.entries = max(self.entries, graph.entries)
-                step = graph.chunk(self.budget, self.entries)
-                jv = graph.product(vectors, step)
-                f = graph.f.detach()
-                if seen is not None:
-                    check_samples(graph, batch, f, seen)
-                for some in slices(len(jv), step):
-                    s = self.likelihood.product(f, jv[some], batch.target)
-                    for value, part in zip(total, graph.transposed(s), strict=True):
-                        value[some] += part
-            count += batch.count
-        self.count = count
-
-    def _rows(self, columns: Tensor) -> list[Tensor]:
-        """Views [K, *shape] by parameter of columns [P, K]."""
-        parts = columns.T.split([p.numel() for p in self.chosen.values()], 1)
-        return [
-            part.unflatten(1, p.shape) if p.dim() else part.squeeze(1)
-            for part, p in zip(parts, self.chosen.values(), strict=True)
-        ]
+def _explanation(operator: GaussNewton, width: int) -> str:
+    """What a search with blocks of ``width`` vectors has done."""
+    size = next(iter(operator.chosen.values())).element_size()
+    held = 2 * min(operator.size, BLOCKS * width)
+    return (
+        f"{operator.size} parameters, {operator.count} samples, {operator.sweeps} sweeps over the "
+        f"data\nblocks of {width} vectors, of which {min(operator.step, width)} go through the "
+        f"model at once: J v forward, J^T back\n"
+        f"up to {held} vectors held, {held * operator.size * size / 1e6:.3g} MB"
+    )
 
 
 @torch.no_grad()

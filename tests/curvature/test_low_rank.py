@@ -1,20 +1,21 @@
-"""Gauss-Newton products and largest eigenvalues against the dense matrix."""
+"""The largest eigenvalues against those of the dense matrix."""
 
 from __future__ import annotations
 
 import gc
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import lapkernels as lk
 from lapkernels.curvature.low_rank import largest_eigenvalues
-from tests.curvature import oracle, refusals
-from tests.curvature.zoo import ZOO, Network, params
+from tests.curvature import oracle
+from tests.curvature.test_gauss_newton import close, made
+from tests.curvature.zoo import ZOO
 
 SHORT = (
     *("linear-3d", "conv2d-groups", "conv-transpose2d-stride", "layer-norm", "module-twice"),
@@ -26,79 +27,6 @@ SHORT = (
 def one_thread() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
-
-
-def made(network: Network, likelihood: str = "gaussian") -> tuple[nn.Module, Any, Tensor]:
-    model, x = network.make()
-    return model, x, oracle.labels(oracle.call(model, x, network.output).detach(), likelihood)
-
-
-@pytest.mark.parametrize("network", params("linear", "conv", "norm", "tied", "attention")[::2])
-def test_products(network: Network) -> None:
-    model, x, y = made(network)
-    matrix = oracle.ggn(model, x, y, output=network.output)
-    v = torch.randn(len(matrix), 3, dtype=torch.float64)
-    found = lk.ggn_product(model, (x, y), v, output=network.output)
-    assert isinstance(found, Tensor)
-    close(found, matrix @ v)
-
-
-@pytest.mark.parametrize(
-    "id",
-    [
-        *("activation-hardsigmoid", "reduction-logcumsumexp", "parameter-not-used"),
-        *("named-output", "function-functional-relu-in-place", "conv2d-circular"),
-    ],
-)
-def test_products_of_unusual_models(id: str) -> None:
-    network = ZOO[id]
-    model, x, y = made(network)
-    matrix = oracle.ggn(model, x, y, output=network.output)
-    v = torch.randn(len(matrix), 2, dtype=torch.float64)
-    found = lk.ggn_product(model, (x, y), v, output=network.output)
-    assert isinstance(found, Tensor)
-    close(found, matrix @ v)
-
-
-@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "poisson"])
-def test_products_by_likelihood(likelihood: str) -> None:
-    model, x, y = made(ZOO["image-to-image"], likelihood)
-    matrix = oracle.ggn(model, x, y, likelihood)
-    v = torch.randn(len(matrix), dtype=torch.float64)
-    for budget in (None, 1):
-        found = lk.ggn_product(model, (x, y), v, likelihood, memory_budget=budget)
-        assert isinstance(found, Tensor)
-        close(found, matrix @ v)
-
-
-@pytest.mark.parametrize("case", refusals.params("handle")[:2])
-def test_products_with_custom_gradients(case: refusals.Case) -> None:
-    model, x = case.make()
-    y = oracle.labels(oracle.call(model, x).detach(), "gaussian")
-    matrix = oracle.ggn(model, x, y)
-    v = torch.randn(len(matrix), dtype=torch.float64)
-    found = lk.ggn_product(model, (x, y), v)
-    assert isinstance(found, Tensor)
-    close(found, matrix @ v)
-
-
-def test_products_by_name_over_batches() -> None:
-    model, x, y = made(ZOO["conv2d-stride"])
-    assert isinstance(x, Tensor)
-    named = {name: torch.randn_like(p) for name, p in model.named_parameters()}
-    flat = torch.cat([v.flatten() for v in named.values()])
-    batches = list(zip(x.split(1), y.split(1), strict=True))
-    found = lk.ggn_product(model, batches, named)
-    assert isinstance(found, dict)
-    wanted = oracle.ggn(model, x, y) @ flat
-    close(torch.cat([found[name].flatten() for name in named]), wanted)
-    some = lk.ggn_product(model, batches, {"3.bias": torch.ones(2).double()}, params="3.bias")
-    assert isinstance(some, dict)
-    close(some["3.bias"], torch.full((2,), 3.0, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("id", SHORT)
@@ -122,6 +50,34 @@ def test_all_eigenvalues() -> None:
     found = lk.low_rank(model, [(x, y)], len(matrix))
     close(found.dense(), matrix)
     assert bool((found.values >= 0).all())
+
+
+@pytest.mark.parametrize("method", ["mc", "empirical"])
+def test_of_scores(method: Literal["mc", "empirical"]) -> None:
+    """The same scores in every sweep: eigenvalues of one matrix, which the products show."""
+    model, x, y = made(ZOO["conv2d-stride"], "categorical")
+    size = sum(p.numel() for p in model.parameters())
+    options: dict[str, Any] = {"likelihood": "categorical", "method": method, "samples": 2}
+    matrix = lk.ggn_product(
+        model,
+        (x, y),
+        torch.eye(size, dtype=torch.float64),
+        **options,
+        generator=torch.Generator().manual_seed(3),
+    )
+    assert isinstance(matrix, torch.Tensor)
+    draws = torch.Generator().manual_seed(3)
+    found = lk.low_rank(model, (x, y), 3, **options, generator=draws, tolerance=1e-9)
+    close(found.values, torch.linalg.eigvalsh(matrix).flip(0)[:3])
+    assert found.summary.method == method
+
+
+def test_explains(capsys: pytest.CaptureFixture[str]) -> None:
+    model, x, y = made(ZOO["conv2d-stride"])
+    found = lk.low_rank(model, (x, y), 3, explain=True, memory_budget=1)
+    text = capsys.readouterr().out
+    assert f"{found.vectors.shape[0]} parameters, {found.count} samples" in text
+    assert "blocks of 11 vectors, of which 1 go through the model at once" in text
 
 
 def test_seeded() -> None:
@@ -163,12 +119,6 @@ def test_float32() -> None:
     model, x = ZOO["conv2d-stride"].make(torch.float32)
     wanted = torch.linalg.eigvalsh(oracle.ggn(model, x, torch.zeros(3, 2))).flip(0)[:3]
     close(lk.low_rank(model, x, 3).values.double(), wanted, 1e-4)
-
-
-def test_refuses_ops_without_derivatives_of_their_backward() -> None:
-    model, x, y = made(ZOO["prototypes"])
-    with pytest.raises(lk.Refused, match="neither by differentiating twice .*cdist_backward"):
-        lk.ggn_product(model, (x, y), torch.ones(14, dtype=torch.float64))
 
 
 def test_refusals() -> None:
