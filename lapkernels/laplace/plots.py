@@ -10,11 +10,19 @@ from torch import Tensor
 from lapkernels.laplace.diagnostics import LCurve, effective_parameters
 from lapkernels.laplace.prediction import Prediction
 
+# Rows and columns of a matrix's picture at most.
+PIXELS = 500
+
 
 def plot_matrix(matrix: Tensor, ax: Any = None, title: str = "") -> Any:
-    """|entries| of H, of its inverse or of a diagonalisation error, on a logarithmic scale."""
+    """|entries| of H, of its inverse or of a diagonalisation error, on a logarithmic scale.
+
+    Of a matrix larger than the picture the largest entry of each tile is shown.
+    """
     ax = _axes(ax)
-    values = matrix.detach().double().abs().cpu()
+    values = matrix.detach().abs().double().cpu()
+    if max(values.shape) > PIXELS:
+        values = torch.nn.functional.adaptive_max_pool2d(values.unsqueeze(0), PIXELS)[0]
     floor = float(values.max()) * 1e-6 or 1.0
     image = ax.imshow(values.clamp_min(floor).log10(), cmap="viridis", interpolation="nearest")
     ax.figure.colorbar(image, ax=ax, label="log10 |entry|")
