@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo test test-slow lint format bench bench-networks bench-peers cuda-report clean venv
+.PHONY: demo test test-slow lint format bench bench-networks bench-scaling bench-peers cuda-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -62,6 +62,10 @@ bench: venv
 # Whole networks, ours and other packages in one table, piece by piece.
 bench-networks: venv
 	$(BIN)/python -m benchmarks.pieces $(ARGS)
+
+# Time and memory against resolution, the picture of the README.
+bench-scaling: venv
+	$(BIN)/python -m benchmarks.scaling --out docs/measured $(ARGS)
 
 # Registers, occupancy and roofline of the CUDA kernels; needs nvcc, and no GPU.
 cuda-report: venv

@@ -194,6 +194,12 @@ def _networks() -> dict[str, Network]:
             tiny_conv_ae,
             check=NetworkSize("conv-ae", 28, 2),
         ),
+        "conv-ae-64": Network(
+            functools.partial(conv_autoencoder, (8, 12), (100, 50), 16),
+            _image(1),
+            "gaussian",
+            tiny_conv_ae,
+        ),
         "tiny-conv-ae": Network(
             functools.partial(conv_autoencoder, (2, 3), (6, 5), 2),
             _image(1),
@@ -251,5 +257,7 @@ CLASSIFIERS = [
     NetworkSize("transformer", 32, 16),
 ]
 AUTOENCODERS = [NetworkSize("mlp-ae", 28, 16), NetworkSize("conv-ae", 28, 16)]
+STEPS = [NetworkSize("conv-ae", 28, 64), NetworkSize("conv-ae-64", 64, 64)]
 UNETS = [NetworkSize("unet", 64, 4)]
-TINY = [network.tiny for name, network in NETWORKS.items() if not name.startswith("tiny")]
+# Two networks may have one sibling.
+TINY = list(dict.fromkeys(network.tiny for network in NETWORKS.values()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -86,6 +87,51 @@ def approximate_diagonal(problem: Problem) -> dict[str, Tensor]:
         found, m = _squared_layer(layer, x, m)
         total |= {f"{prefix}.{name}": value for name, value in found.items()}
     return {name: total[name] for name, _ in model.named_parameters()}
+
+
+def mixed_diagonal(problem: Problem, threshold: int) -> dict[str, Tensor]:
+    """M in full at values of up to ``threshold`` features, its diagonal elsewhere; layers in a row.
+
+    Dense Jacobians of single layers and samples: for tiny networks.
+    """
+    model = cast(nn.Sequential, copy.deepcopy(problem.model).double())
+    total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for sample in problem.x.double().split(1):
+        values = [sample]
+        for layer in model:
+            values.append(layer(values[-1]).detach())
+        m = torch.eye(values[-1].numel(), dtype=torch.float64)
+        for index in reversed(range(len(model))):
+            layer, value = model[index], values[index]
+            own = {name: p.detach() for name, p in layer.named_parameters()}
+
+            def run(weights: dict[str, Tensor], x: Tensor, layer: nn.Module = layer) -> Tensor:
+                return torch.func.functional_call(layer, weights, (x,)).flatten()
+
+            of_weights, of_input = torch.func.jacrev(run, argnums=(0, 1))(own, value)
+            for name, j in of_weights.items():
+                flat = j.flatten(1)
+                total[f"{index}.{name}"] += (flat * (m @ flat)).sum(0).view_as(own[name])
+            j = of_input.flatten(1)
+            m = j.T @ m @ j
+            if value.numel() > threshold:
+                m = m.diagonal().diag()
+    return total
+
+
+def blocks(problem: Problem) -> dict[str, Tensor]:
+    """JᵀJ of each layer's parameters, [P, P] by its name; Gaussian, for tiny networks."""
+    model = copy.deepcopy(problem.model).double()
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def run(weights: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, weights, (problem.x.double(),)).flatten()
+
+    grouped: dict[str, list[Tensor]] = {}
+    for name, j in torch.func.jacrev(run)(parameters).items():  # pyright: ignore
+        grouped.setdefault(name.rpartition(".")[0], []).append(j.flatten(1))
+    joined = {layer: torch.cat(parts, 1) for layer, parts in grouped.items()}
+    return {layer: j.T @ j for layer, j in joined.items()}
 
 
 def gradient_and_approximate_diagonal(problem: Problem) -> list[Tensor]:

@@ -7,6 +7,7 @@ from lapkernels.autoencoder.interface import Draws, StochasticAutoencoder
 from lapkernels.autoencoder.laplacian import LaplacianAutoencoder
 from lapkernels.autoencoder.moments import Moments
 from lapkernels.autoencoder.neighbours import classify
+from lapkernels.autoencoder.networks import drawn_outputs
 from lapkernels.autoencoder.novelty import Novelty, Roc, areas, novelty, roc
 from lapkernels.autoencoder.plain import PlainAutoencoder, side_by_side
 from lapkernels.autoencoder.training import Epoch
@@ -26,6 +27,7 @@ __all__ = [
     "VariationalAutoencoder",
     "areas",
     "classify",
+    "drawn_outputs",
     "generate",
     "impute",
     "novelty",

@@ -1,0 +1,57 @@
+"""Images with labels: a file of arrays, or scikit-learn's digits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images [N, 1, side, side] between 0 and 1, sides multiples of four, and classes [N]."""
+
+    x: Tensor
+    y: Tensor
+    new_x: Tensor
+    new_y: Tensor
+    source: str
+
+    @property
+    def side(self) -> int:
+        """Height and width."""
+        return self.x.shape[-1]
+
+    def loader(self, batch: int = 64) -> DataLoader[tuple[Tensor, ...]]:
+        """Shuffled batches to train on."""
+        return DataLoader(TensorDataset(self.x), batch, shuffle=True)
+
+
+def load(file: Path | None, train: int, test: int) -> Images:
+    """The first images of x_train and x_test, or digits of 8 x 8 pixels if there is no file."""
+    if file is not None:
+        with numpy.load(file) as arrays:
+            x, new_x = (
+                torch.from_numpy(arrays[key][:count]).float().unsqueeze(1) / 255
+                for key, count in (("x_train", train), ("x_test", test))
+            )
+            y, new_y = (
+                torch.from_numpy(arrays[key][:count]).long()
+                for key, count in (("y_train", train), ("y_test", test))
+            )
+        return Images(x, y, new_x, new_y, file.stem)
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise SystemExit("without --data this needs scikit-learn: lapkernels[demo]") from error
+    values, classes = load_digits(return_X_y=True)
+    order = torch.randperm(len(values), generator=torch.Generator().manual_seed(0))
+    x = torch.as_tensor(values, dtype=torch.float32).view(-1, 1, 8, 8)[order] / 16
+    y = torch.as_tensor(classes)[order].long()
+    test = min(test, 400)
+    x, new_x, y, new_y = x[:-test], x[-test:], y[:-test], y[-test:]
+    return Images(x[:train], y[:train], new_x, new_y, "scikit-learn's digits")

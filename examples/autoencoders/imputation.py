@@ -1,0 +1,94 @@
+"""Images of which the upper half is missing, filled in, and what a classifier makes of them.
+
+Figure 11 and Table 3 of Laplacian autoencoders (Miani et al., 2022). A classifier sees every
+filled-in image of an input, and its probabilities are averaged: how well they are calibrated says
+whether the images show all that the missing half may have been.
+
+    python examples/autoencoders/imputation.py --data mnist.npz --out results
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import models
+import report
+import torch
+from data import Images, load
+from torch import Tensor, nn
+
+from lapkernels.autoencoder import generate, impute
+from lapkernels.laplace import calibration
+
+KINDS = ("VAE", "MC-AE", "AE ensemble", "LAE (post-hoc)", "LAE (online)")
+MODES = 5
+
+
+def classifier(images: Images, epochs: int) -> nn.Module:
+    """Two linear layers that read whole images."""
+    torch.manual_seed(0)
+    features = images.side**2
+    model = nn.Sequential(nn.Flatten(), nn.Linear(features, 128), nn.ReLU(), nn.Linear(128, 10))
+    optimizer = torch.optim.Adam(model.parameters(), 2e-3)
+    for _ in range(epochs):
+        for part in torch.randperm(len(images.x)).split(64):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(images.x[part]), images.y[part]).backward()
+            optimizer.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def scores(model: nn.Module, filled: Tensor, x: Tensor, y: Tensor) -> list[float]:
+    """Squared error of the mean image, accuracy, ECE, MCE and RMSCE of images [S, N, ...]."""
+    error = float((filled.mean(0) - x).square().flatten(1).sum(1).mean())
+    p = model(filled.flatten(0, 1)).softmax(1).unflatten(0, filled.shape[:2]).mean(0)
+    found = calibration(p, y, 10)
+    return [
+        *(error, float((p.argmax(1) == y).double().mean())),
+        *(found.expected_error, found.maximum_error, found.root_mean_squared_error),
+    ]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train, print, draw."""
+    chosen = report.options(__doc__ or "", arguments)
+    seeds = 1 if chosen.quick else chosen.seeds
+    with report.timed():
+        images = load(chosen.data, 300 if chosen.quick else 4000, 500)
+        recipe = models.dense(2 if chosen.quick else 12, **models.ONLINE)
+        judge = classifier(images, 3 if chosen.quick else 10)
+        x, y = images.new_x, images.new_y
+        observed = torch.zeros(1, images.side, images.side, dtype=torch.bool)
+        observed[:, images.side // 2 :] = True
+        figure, axes = report.new_figure(len(KINDS), 12, (12, 1.2 * len(KINDS)))
+        head = ["model", "squared error", "accuracy", "ECE", "MCE", "RMSCE"]
+        noise = torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        masked = torch.where(observed, x, noise).unsqueeze(0)
+        alone = scores(judge, masked, x, y)
+        rows = [head, ["classifier alone", *(f"{value:.3f}" for value in alone)]]
+        for row, kind in zip(axes, KINDS, strict=True):
+            found = []
+            for seed in range(seeds):
+                model = models.KINDS[kind](recipe, images, seed)
+                filled = impute(model, x, observed, modes=MODES)
+                found.append(scores(judge, filled, x, y))
+                if seed == 0:
+                    draw(row, kind, x[0], observed, filled[:, 0], generate(model, x.shape[1:], 5))
+            rows.append([kind, *(report.spread([one[k] for one in found]) for k in range(5))])
+        print(f"{images.source}, {len(images.x)} images, {seeds} seeds, {MODES} images an input")
+        report.save(chosen.out, "imputation", report.table(rows), figure)
+
+
+def draw(
+    row: Sequence[object], kind: str, x: Tensor, observed: Tensor, filled: Tensor, made: Tensor
+) -> None:
+    """The image, what is seen of it, five that fill it in, and five out of noise."""
+    pictures = [x, x * observed, *filled, *made]
+    titles = [kind, "seen", "filled in", "", "", "", "", "generated"]
+    for index, picture in enumerate(pictures):
+        report.show(row[index], picture, title=titles[index] if index < len(titles) else "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""The autoencoders that the examples compare, made and trained alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import networks
+import torch
+from data import Images
+from torch import nn
+
+import lapkernels as lk
+from lapkernels.autoencoder import (
+    DropoutAutoencoder,
+    EnsembleAutoencoder,
+    PlainAutoencoder,
+    StochasticAutoencoder,
+    VariationalAutoencoder,
+    side_by_side,
+    with_dropout,
+)
+
+# Variance of a pixel around its reconstruction, the same for all but those that learn it.
+NOISE = 0.05
+# The rule whose fixed point is the curvature of all data, with a memory of some fifty batches.
+ONLINE: dict[str, Any] = {
+    "update": "natural_gradient",
+    "memory": 0.02,
+    "initial_precision": 1e3,
+}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Networks and how long to train them.
+
+    ``online`` are settings of the online Laplacian autoencoder.
+    """
+
+    encoder: Callable[[int, int], nn.Sequential]
+    decoder: Callable[[int], nn.Sequential]
+    epochs: int
+    online: dict[str, Any]
+
+
+def dense(epochs: int, **online: Any) -> Recipe:
+    """Linear layers."""
+    return Recipe(
+        lambda side, latent: networks.dense(side, latent=latent),
+        networks.dense_decoder,
+        epochs,
+        online,
+    )
+
+
+def conv(epochs: int, **online: Any) -> Recipe:
+    """Convolutions."""
+    return Recipe(
+        lambda side, latent: networks.conv(side, latent), networks.conv_decoder, epochs, online
+    )
+
+
+def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """The optimiser of all examples."""
+    return torch.optim.Adam(parameters, 2e-3)
+
+
+def plain(recipe: Recipe, images: Images, seed: int) -> PlainAutoencoder:
+    """Trained without uncertainty."""
+    torch.manual_seed(seed)
+    made = PlainAutoencoder(
+        recipe.encoder(images.side, 2), recipe.decoder(images.side),
+        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed,
+    )  # fmt: skip
+    return made.fit(images.loader(), recipe.epochs)
+
+
+def learned_variance(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
+    """With a second decoder for the variance of every pixel."""
+    torch.manual_seed(seed)
+    decoder = side_by_side(recipe.decoder(images.side), recipe.decoder(images.side))
+    made = PlainAutoencoder(
+        recipe.encoder(images.side, 2), decoder,
+        likelihood="heteroscedastic", optimizer=adam, seed=seed,
+    )  # fmt: skip
+    return made.fit(images.loader(), recipe.epochs)
+
+
+def variational(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
+    """With two encoders and two decoders, for means and variances."""
+    torch.manual_seed(seed)
+    encoder = side_by_side(recipe.encoder(images.side, 2), recipe.encoder(images.side, 2))
+    decoder = side_by_side(recipe.decoder(images.side), recipe.decoder(images.side))
+    made = VariationalAutoencoder(
+        encoder, decoder, likelihood="heteroscedastic", optimizer=adam, seed=seed
+    )
+    return made.fit(images.loader(), recipe.epochs)
+
+
+def dropout(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
+    """With a fifth of the units dropped between layers, in training and in use."""
+    torch.manual_seed(seed)
+    made = DropoutAutoencoder(
+        with_dropout(recipe.encoder(images.side, 2)), with_dropout(recipe.decoder(images.side)),
+        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed,
+    )  # fmt: skip
+    return made.fit(images.loader(), recipe.epochs)
+
+
+def ensemble(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
+    """Five that were trained on their own."""
+    return EnsembleAutoencoder([plain(recipe, images, 100 * seed + n) for n in range(5)])
+
+
+def post_hoc(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencoder:
+    """A Laplace approximation around a plain one, its prior tuned by the evidence."""
+    trained = plain(recipe, images, seed)
+    found = lk.LaplacianAutoencoder(
+        trained.encoder, trained.decoder, likelihood=trained.likelihood, seed=seed,
+        method=recipe.online.get("method"),
+    )  # fmt: skip
+    found.fit_post_hoc(images.x.split(200))
+    return found
+
+
+def online(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencoder:
+    """A Laplacian autoencoder trained from the start."""
+    torch.manual_seed(seed)
+    settings = {"data_size": len(images.x), **recipe.online}
+    made = lk.LaplacianAutoencoder(
+        recipe.encoder(images.side, 2), recipe.decoder(images.side),
+        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed, **settings,
+    )  # fmt: skip
+    return made.fit(images.loader(), recipe.epochs)
+
+
+KINDS: dict[str, Callable[[Recipe, Images, int], StochasticAutoencoder]] = {
+    "AE": plain,
+    "AE, learned variance": learned_variance,
+    "VAE": variational,
+    "MC-AE": dropout,
+    "AE ensemble": ensemble,
+    "LAE (post-hoc)": post_hoc,
+    "LAE (online)": online,
+}
