@@ -21,10 +21,13 @@ def plot_matrix(matrix: Tensor, ax: Any = None, title: str = "") -> Any:
     """
     ax = _axes(ax)
     values = matrix.detach().abs().double().cpu()
-    if max(values.shape) > PIXELS:
+    rows, columns = values.shape
+    if max(rows, columns) > PIXELS:
         values = torch.nn.functional.adaptive_max_pool2d(values.unsqueeze(0), PIXELS)[0]
     floor = float(values.max()) * 1e-6 or 1.0
-    image = ax.imshow(values.clamp_min(floor).log10(), cmap="viridis", interpolation="nearest")
+    image = ax.imshow(
+        values.clamp_min(floor).log10(), interpolation="nearest", extent=(0, columns, rows, 0)
+    )
     ax.figure.colorbar(image, ax=ax, label="log10 |entry|")
     ax.set_title(title)
     return ax

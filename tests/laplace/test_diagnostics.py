@@ -26,6 +26,17 @@ def test_calibration_by_hand() -> None:
         laplace.calibration(p, y[:2])
 
 
+def test_calibration_is_that_of_torchmetrics() -> None:
+    functional = pytest.importorskip("torchmetrics.functional.classification")
+    torch.manual_seed(0)
+    p, y = torch.randn(200, 4).softmax(1), torch.randint(4, (200,))
+    found = laplace.calibration(p, y, bins=12)
+    norms = {"l1": found.expected_error, "l2": found.root_mean_squared_error}
+    for norm, value in {**norms, "max": found.maximum_error}.items():
+        wanted = functional.multiclass_calibration_error(p, y, 4, n_bins=12, norm=norm)
+        assert value == pytest.approx(float(wanted), rel=1e-5)
+
+
 def test_l_curve_of_a_known_matrix() -> None:
     """Of diag(1, .., 1, ε): flat below ε, falling as 1/λ between ε and 1: the corner is at ε."""
     matrix = torch.diag(torch.tensor([1.0] * 5 + [1e-6], dtype=torch.float64))
@@ -59,6 +70,13 @@ def test_pictures() -> None:
     assert bool((torch.tensor(ax.lines[0].get_xdata()).diff() >= 0).all())
     h = problem.ggn()
     assert laplace.plot_matrix(h, title="H").get_title() == "H"
+    large = torch.zeros(1200, 1200)
+    large[7, 1100] = 1.0
+    (image,) = laplace.plot_matrix(large).get_images()
+    shown = torch.as_tensor(image.get_array())
+    # The only entry is the largest of the tile it lies in, and no other tile has any.
+    assert shown.shape == (500, 500) and shown.argmax() == 2 * 500 + 458
+    assert (shown == shown.max()).sum() <= 4
     curve = laplace.l_curve(h, torch.logspace(-4, 4, 20))
     assert len(laplace.plot_l_curve(curve).lines) == 2
     assert len(laplace.plot_spectrum(torch.linalg.eigvalsh(h), 1.0).lines) == 3

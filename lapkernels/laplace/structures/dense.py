@@ -75,7 +75,7 @@ class DensePosterior(Posterior):
         for part in self.parts:
             single = self._single(part)
             if single is None:
-                factor = self._factor(part)
+                factor = self._decomposed(part)
                 total = total + 2 * factor.diagonal(dim1=1, dim2=2).log().sum()
             else:
                 values = positive(part.spectrum * self.scale + single, part.what)
@@ -93,17 +93,16 @@ class DensePosterior(Posterior):
 
     def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for part in self.parts:
+        for part, factor in zip(self.parts, self._factors, strict=True):
             flat = torch.cat([vector[name].flatten() for name in part.names])
             picked = flat[part.positions].unsqueeze(2).double()
-            value = torch.cholesky_solve(picked, self._factor(part)).squeeze(2).to(flat.dtype)
+            value = torch.cholesky_solve(picked, factor).squeeze(2).to(flat.dtype)
             found.update(self._split(part, self._put(part, value)))
         return found
 
     def variance(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for part in self.parts:
-            factor = self._factor(part)
+        for part, factor in zip(self.parts, self._factors, strict=True):
             unit = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
             inverse = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
             value = inverse.square().sum(1).to(part.matrices.dtype)
@@ -112,8 +111,7 @@ class DensePosterior(Posterior):
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for part in self.parts:
-            factor = self._factor(part)
+        for part, factor in zip(self.parts, self._factors, strict=True):
             noise = torch.randn(
                 *factor.shape[:2], count, generator=generator, dtype=factor.dtype,
                 device=factor.device,
@@ -125,8 +123,8 @@ class DensePosterior(Posterior):
 
     def blocks(self) -> list[CovarianceBlock]:
         return [
-            DenseCovariance(part.names, self._factor(part).to(part.matrices.dtype), part.positions)
-            for part in self.parts
+            DenseCovariance(part.names, factor.to(part.matrices.dtype), part.positions)
+            for part, factor in zip(self.parts, self._factors, strict=True)
         ]
 
     def uncertain(self, name: str) -> Tensor | None:
@@ -155,7 +153,13 @@ class DensePosterior(Posterior):
         h = part.matrices.double() if matrices is None else matrices
         return h * self.scale + torch.diag_embed(prior.to(h.device)[part.positions])
 
-    def _factor(self, part: DenseBlocks) -> Tensor:
+    @cached_property
+    def _factors(self) -> list[Tensor]:
+        """L of each part, kept for the next draw or prediction."""
+        with torch.no_grad():
+            return [self._decomposed(part) for part in self.parts]
+
+    def _decomposed(self, part: DenseBlocks) -> Tensor:
         """L of A = L Lᵀ, float64."""
         try:
             return cholesky(self._precision(part), part.what)

@@ -57,7 +57,9 @@ class FactorPosterior(Posterior):
         root = torch.as_tensor(self.scale, dtype=torch.float64).sqrt()
         return self.factor.double() * (root / self._prior.sqrt().unsqueeze(1))
 
+    @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
+        """M, and the eigenvalues and eigenvectors of MᵀM; kept for the next draw or prediction."""
         tall = self._tall().detach()
         values, vectors = eigen(tall.T @ tall, "the Gram matrix of the curvature's factor")
         return tall, values, vectors
@@ -76,13 +78,13 @@ class FactorPosterior(Posterior):
 
     def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         flat = torch.cat([vector[name].flatten() for name in self.shapes]).double()
-        tall, values, vectors = self._eigen()
+        tall, values, vectors = self._eigen
         scaled, basis = flat / self._prior.sqrt(), tall @ vectors
         inner = scaled - basis @ ((basis.T @ scaled) / (1 + values))
         return self._split(inner / self._prior.sqrt())
 
     def variance(self) -> dict[str, Tensor]:
-        tall, values, vectors = self._eigen()
+        tall, values, vectors = self._eigen
         share = ((tall @ vectors).square() / (1 + values)).sum(1)
         return self._split((1 - share).clamp_min(0) / self._prior)
 
@@ -99,7 +101,7 @@ class FactorPosterior(Posterior):
         return [self._covariance()]
 
     def _covariance(self) -> FactorCovariance:
-        tall, values, vectors = self._eigen()
+        tall, values, vectors = self._eigen
         root = (1 + values).sqrt()
         inner = (vectors / (root * (1 + root))) @ vectors.T
         parts = (self._prior.rsqrt(), tall, inner)
