@@ -169,8 +169,10 @@ class EntryBlocks(Collector):
         entries = self._blocks_of(share.name)
         if entries.shape[-1] == 1:
             # Blocks of one entry are the diagonal, which needs no Jacobian.
-            squares = share.to_parameter(share.use.squared_sum(s)).flatten()[entries]
-            self._sum_of(share.name, s).add_(squares.unsqueeze(-1))
+            squares = share.to_parameter(share.use.squared_sum(s)).flatten()
+            picked = squares.index_select(0, entries.flatten()).reshape(*entries.shape, 1)
+            known = self._sums.get(share.name)
+            self._sums[share.name] = picked if known is None else known.add_(picked)
             return
         for columns, rows in share.use.chunks(s):
             self._add(share.name, jacobian_rows(share, s[columns], rows))

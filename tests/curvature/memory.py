@@ -79,12 +79,12 @@ def size_of(value: Any) -> int:
     def visit(one: Any) -> None:
         if isinstance(one, Tensor):
             found[_storage(one).data_ptr()] = _storage(one).nbytes()
-        elif isinstance(one, Mapping):
-            for entry in one.values():
-                visit(entry)
         elif is_dataclass(one):
             for field in fields(one):
                 visit(getattr(one, field.name))
+        elif isinstance(one, Mapping):
+            for entry in one.values():
+                visit(entry)
 
     visit(value)
     return sum(found.values())
