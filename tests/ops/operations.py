@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from math import prod
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -207,7 +208,24 @@ SUMMED = [operation for operation in OPERATIONS if operation.sample_dim is None]
 
 
 def each(operations: Sequence[Operation]) -> Any:
-    """Decorates a test so that it runs on each of the ops."""
+    """Decorates a test of ``operation`` so that it runs on all of the ops, one after the other.
+
+    They are one item for pytest, which spends more on an item than most ops on a case.
+    """
     assert operations, "no case would run"
-    names = [operation.name for operation in operations]
-    return pytest.mark.parametrize("operation", operations, ids=names)
+
+    def decorate(test: Callable[..., None]) -> Callable[..., None]:
+        @wraps(test)
+        def run(**fixtures: Any) -> None:
+            for operation in operations:
+                try:
+                    test(operation=operation, **fixtures)
+                except Exception as error:
+                    raise AssertionError(f"{operation.name}: {error}") from error
+
+        signature = inspect.signature(test)
+        kept = [p for name, p in signature.parameters.items() if name != "operation"]
+        run.__signature__ = signature.replace(parameters=kept)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
