@@ -19,12 +19,13 @@ NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name 
 venv: $(LIBRARY)
 
 # Installs without compiling; the next rule compiles, once, and shows the compiler's messages.
-$(INSTALLED): pyproject.toml setup.py
+$(INSTALLED): pyproject.toml setup.py tests/integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet numpy setuptools wheel ninja
 	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
 		$(BIN)/pip install --quiet --no-build-isolation -e '.[test,demo,lint]'
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation -r tests/integrations/requirements.txt
 	touch $@
 
 # Without a compiler the target stays absent and the reference backend serves.

@@ -19,12 +19,14 @@ from lapkernels.curvature import (
     ggn_product,
     gradient_and_diag,
     hessian_diag,
+    jacobian,
     kron,
     kron_corrected,
     low_rank,
     predictive_covariance,
     predictive_variance,
     propagated_variance,
+    sample_gradients,
 )
 from lapkernels.kernels import use_backend
 from lapkernels.l2m import L2M, Mixture
@@ -63,6 +65,7 @@ __all__ = [
     "ggn_product",
     "gradient_and_diag",
     "hessian_diag",
+    "jacobian",
     "kron",
     "kron_corrected",
     "likelihoods",
@@ -72,5 +75,6 @@ __all__ = [
     "predictive_variance",
     "propagated_variance",
     "register_rule",
+    "sample_gradients",
     "use_backend",
 ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import os
 import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 
 import numpy
@@ -15,13 +19,35 @@ from lapkernels.kernels.native import build_record, cuda_ops
 from lapkernels.ops import OPS
 
 
-def main() -> None:
-    """Prints the report."""
-    print("\n".join([*facts(), "", *op_table(report(sorted(OPS)))]))
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line of the report."""
+    parser = argparse.ArgumentParser(prog="python -m lapkernels info", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument(
+        "--require",
+        metavar="BACKEND",
+        help="fail unless this backend, cpp for example, serves every op on some device",
+    )
+    arguments = parser.parse_args(argv)
+    rows = report(sorted(OPS))
+    if arguments.json:
+        print(json.dumps({"facts": facts(), "ops": [asdict(row) for row in rows]}, indent=2))
+    else:
+        print("\n".join([*aligned(facts()), "", *op_table(rows)]))
+    if arguments.require is not None:
+        check_served(rows, arguments.require)
 
 
-def facts() -> list[str]:
-    """Versions, machine, library and build record, one aligned line each."""
+def check_served(rows: Sequence[OpReport], backend: str) -> None:
+    """Raise unless the backend serves every op on one device or another."""
+    served = {row.op for row in rows if row.backend == backend}
+    missing = sorted({row.op for row in rows} - served)
+    if missing:
+        raise RuntimeError(f"the backend {backend!r} does not serve {', '.join(missing)}")
+
+
+def facts() -> dict[str, str]:
+    """Versions, machine, library and build record."""
     record = build_record()
     rows = {
         "lapkernels": lapkernels.__version__,
@@ -43,6 +69,11 @@ def facts() -> list[str]:
         outcome = "compiled" if record["success"] else f"not compiled: {record['reason']}"
         rows["build"] = f"{outcome}; compiler {record['compiler']}, torch {record['torch']}"
         rows["flags"] = " ".join(record["flags"])
+    return rows
+
+
+def aligned(rows: Mapping[str, str]) -> list[str]:
+    """One line for each entry."""
     width = max(map(len, rows))
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
 

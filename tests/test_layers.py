@@ -12,7 +12,8 @@ import lapkernels
 
 # From the top down. `__init__` is the package's own front.
 LAYERS: tuple[frozenset[str], ...] = (
-    frozenset({"__init__", "__main__", "info", "demo"}),
+    frozenset({"__init__", "__main__", "info", "demo", "bench"}),
+    frozenset({"integrations"}),
     frozenset({"laplace", "variational", "autoencoder", "l2m"}),
     frozenset({"curvature"}),
     frozenset({"rules", "likelihoods"}),

@@ -13,6 +13,7 @@ from lapkernels.curvature.full import Full, full
 from lapkernels.curvature.gauss_newton import ggn_product
 from lapkernels.curvature.gradient_and_diag import GradientAndDiagonal, gradient_and_diag
 from lapkernels.curvature.hessian import hessian_diag
+from lapkernels.curvature.jacobian import jacobian, sample_gradients
 from lapkernels.curvature.kron import kron
 from lapkernels.curvature.kron_corrected import CorrectedKronecker, kron_corrected
 from lapkernels.curvature.kronecker import Factors, Kronecker
@@ -41,10 +42,12 @@ __all__ = [
     "ggn_product",
     "gradient_and_diag",
     "hessian_diag",
+    "jacobian",
     "kron",
     "kron_corrected",
     "low_rank",
     "predictive_covariance",
     "predictive_variance",
     "propagated_variance",
+    "sample_gradients",
 ]

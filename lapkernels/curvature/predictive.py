@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from lapkernels.curvature.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.explain import explain_columns
 from lapkernels.curvature.joint import JointJacobians
+from lapkernels.curvature.outputs import unit_columns, with_outputs
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.predictive_local import LaneSum, local_sums, unit_layout
@@ -103,7 +104,7 @@ def predictive_covariance(
             picked = chosen[:, columns]
             total.joint = True
             total.result = one.prediction.new_zeros(len(chosen), len(columns), len(columns))
-            carry_whole(one, _unit_columns(one.prediction, picked), total)
+            carry_whole(one, unit_columns(one.prediction, picked), total)
             total.finish()
             result[:, columns.unsqueeze(1), columns] = total.result
         parts.append(result)
@@ -140,7 +141,7 @@ class PredictiveSum(JointJacobians, LaneSum):
 
         def chunk(first: int, last: int) -> Tensor:
             self.first = first
-            return _unit_columns(f, chosen[:, first:last])
+            return unit_columns(f, chosen[:, first:last])
 
         return chunk
 
@@ -218,42 +219,9 @@ def _passes(
         progress=progress,
         route=route,
     )
-    done = 0
-    for one in found:
-        check_prediction(one.prediction)
-        size = one.prediction.shape[1:].numel()
-        chosen = _chosen(outputs, size, one.prediction.device)
-        if chosen.shape[0] != 1:
-            chosen = chosen[done : done + one.count]
-            if chosen.shape[0] != one.count:
-                raise ValueError(
-                    f"outputs has {done + chosen.shape[0]} rows, but there are more samples"
-                )
-        done += one.count
+    for one, chosen in with_outputs(found, outputs):
         total = PredictiveSum(chosen_parameters, blocks)
-        yield total.begin(one), chosen.expand(one.count, -1), total
-    if outputs is not None and outputs.dim() == 2 and outputs.shape[0] != done:
-        raise ValueError(f"outputs has {outputs.shape[0]} rows, but there are {done} samples")
-
-
-def _chosen(outputs: Tensor | None, size: int, device: torch.device) -> Tensor:
-    if outputs is None:
-        return torch.arange(size, device=device).unsqueeze(0)
-    if outputs.is_floating_point() or outputs.dtype == torch.bool or outputs.dim() not in (1, 2):
-        raise ValueError(
-            f"outputs has dtype {outputs.dtype} and shape {tuple(outputs.shape)}: flat indices of "
-            "outputs are needed, [k] or [N, k]"
-        )
-    bad = (outputs < 0) | (outputs >= size)
-    if bool(bad.any()):
-        raise ValueError(f"outputs holds {int(outputs[bad][0])}: 0 to {size - 1} are possible")
-    return (outputs.unsqueeze(0) if outputs.dim() == 1 else outputs).to(device)
-
-
-def _unit_columns(f: Tensor, chosen: Tensor) -> Tensor:
-    """One at output ``chosen`` [N, v] of each sample, zero elsewhere: [v, *f.shape]."""
-    s = f.new_zeros(chosen.shape[1], f.shape[0], f.shape[1:].numel())
-    return s.scatter_(2, chosen.T.unsqueeze(2), 1.0).reshape(chosen.shape[1], *f.shape)
+        yield total.begin(one), chosen, total
 
 
 def _pairs(count: int, step: int) -> Iterator[Tensor]:
@@ -266,13 +234,6 @@ def _pairs(count: int, step: int) -> Iterator[Tensor]:
     for i, first in enumerate(chunks):
         for second in chunks[i + 1 :]:
             yield torch.cat([first, second])
-
-
-def check_prediction(f: Tensor) -> None:
-    """Raise unless all outputs are finite."""
-    bad = int(f.isfinite().logical_not().sum())
-    if bad:
-        raise ValueError(f"{bad} of the model's outputs are not finite: they have no variance")
 
 
 def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:

@@ -21,7 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.forward_mode import Differentiated, forward_product
-from lapkernels.curvature.selection import Batch, Output, selector
+from lapkernels.curvature.selection import Batch, Output, mapped, selector
 from lapkernels.likelihoods import Likelihood
 from lapkernels.ops.chunks import slices
 
@@ -207,13 +207,7 @@ def _twice() -> Iterator[None]:
 
 
 def _copied(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copied(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_copied(entry) for entry in value)
-    return value
+    return mapped(lambda x: x.detach().clone(), value)
 
 
 def _first(f: Tensor, leaves: Sequence[Tensor], u: Tensor | None) -> list[Tensor]:

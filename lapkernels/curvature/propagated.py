@@ -24,8 +24,9 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.diagonal_walk import push_variance
 from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.outputs import check_prediction
 from lapkernels.curvature.passes import passes
-from lapkernels.curvature.predictive import check_prediction, check_variance
+from lapkernels.curvature.predictive import check_variance
 from lapkernels.curvature.selection import Output, input_batches
 
 # Variances need more memory beside the activations than these: so many parts of a batch do not.

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused, SamplesLost
-from lapkernels.curvature.operator import tensors_of
 from lapkernels.curvature.recorder import Recorder
+from lapkernels.curvature.selection import mapped, tensors_in
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Samples, follow
 
@@ -80,12 +80,12 @@ def _record(
     edges: bool,
     graph: bool,
 ) -> Trace:
-    tensors = [*tensors_of(inputs[0]), *tensors_of(tuple(inputs[1].values()))]
+    args, kwargs = mapped(Tensor.detach, inputs[0]), mapped(Tensor.detach, inputs[1])
+    tensors = list(tensors_in((args, kwargs)))
     count = tensors[0].shape[0]
     recorder = Recorder(count, subject.paths, place_fresh, edges)
     where = Samples(count)
-    args, kwargs = _detached(inputs[0]), {k: _detached(v) for k, v in inputs[1].items()}
-    for tensor in [*tensors_of(args), *tensors_of(tuple(kwargs.values()))]:
+    for tensor in tensors:
         samples = follow(1, tensor.shape) if count == 1 else where
         recorder.define(tensor, Value(tensor.shape, tensor.dtype, samples, False))
     leaves: dict[str, Tensor] = {}
@@ -144,13 +144,3 @@ def _reached(nodes: list[Node], output: Value) -> list[Node]:
             needed.update(id(value) for value in node.inputs if value.active)
             kept.append(node)
     return kept[::-1]
-
-
-def _detached(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach()
-    if isinstance(value, (list, tuple)):
-        return type(value)(_detached(entry) for entry in value)
-    if isinstance(value, dict):
-        return {key: _detached(entry) for key, entry in value.items()}
-    return value

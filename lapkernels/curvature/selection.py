@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -188,15 +189,24 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(entry)
 
 
-def _narrow(value: Any, start: int, count: int) -> Any:
+def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """A nest of tuples, lists and mappings with the function of each tensor in its place."""
     if isinstance(value, Tensor):
-        # A label that is one number for all samples stays what it is, for a check to refuse.
-        return value.narrow(0, start, count) if value.dim() else value
+        return function(value)
     if isinstance(value, Mapping):
-        return {key: _narrow(entry, start, count) for key, entry in value.items()}
+        # A copy, where it can be written to: a model may ask it for more than its entries.
+        made = copy(value) if isinstance(value, MutableMapping) else dict(value)
+        for key, entry in value.items():
+            made[key] = mapped(function, entry)
+        return made
     if isinstance(value, tuple | list):
-        return type(value)(_narrow(entry, start, count) for entry in value)
+        return type(value)(mapped(function, entry) for entry in value)
     return value
+
+
+def _narrow(value: Any, start: int, count: int) -> Any:
+    # A label that is one number for all samples stays what it is, for a check to refuse.
+    return mapped(lambda x: x.narrow(0, start, count) if x.dim() else x, value)
 
 
 def selector(output: Output, count: int) -> Callable[[Any], Tensor]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,6 +55,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--prior-precision", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--json", action="store_true", help="print the results as JSON, and the tour to stderr"
+    )
     arguments = parser.parse_args(argv)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(arguments.seed)
@@ -60,13 +65,16 @@ def main(argv: Sequence[str] | None = None) -> None:
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if images.train[0].numel() <= SMALL else threads)
         try:
-            run(arguments, images, source)
+            with redirect_stdout(sys.stderr) if arguments.json else nullcontext():
+                rows = run(arguments, images, source)
         finally:
             torch.set_num_threads(threads)
+    if arguments.json:
+        print(json.dumps([asdict(row) for row in rows], indent=2))
 
 
-def run(arguments: argparse.Namespace, images: data.Images, source: str) -> None:
-    """The demo itself: train, compare, predict, draw."""
+def run(arguments: argparse.Namespace, images: data.Images, source: str) -> list[Row]:
+    """The demo itself: train, compare, predict, draw. The rows of the comparison."""
     train, test = images.train[: arguments.images], images.test
     print(f"{len(train)} training images of {train.shape[-2]}x{train.shape[-1]}: {source}")
     autoencoder = model.autoencoder(train.shape[-2:])
@@ -106,6 +114,7 @@ def run(arguments: argparse.Namespace, images: data.Images, source: str) -> None
     print(f"\nwrote {results}")
     drawn = picture.draw(examples, mean, deviation, arguments.out / "uncertainty.png")
     print(f"wrote {drawn}" if drawn else "no picture: matplotlib is not installed")
+    return rows
 
 
 def compare(autoencoder: torch.nn.Sequential, x: Tensor) -> list[Row]:

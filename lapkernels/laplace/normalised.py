@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.selection import Batch, batches_of, tensors_in
+from lapkernels.curvature.selection import Batch, batches_of, mapped, tensors_in
 
 # Small enough not to be felt beside a variance, large enough to divide by.
 EPSILON = 1e-30
@@ -85,10 +85,4 @@ def _outputs(
 
 
 def _double(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _double(entry) for key, entry in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_double(entry) for entry in value)
-    return value
+    return mapped(lambda x: x.double() if x.is_floating_point() else x, value)
