@@ -119,7 +119,8 @@ def test_kron_of_groups() -> None:
     _, kron = LaplaceTorchGGN(model, "classification").kron(x, y, N=COUNT)
     factors = lk.kron(model, (x, y), "categorical", "exact")["0.weight"]
     assert factors.input is not None
-    output, inputs = kron.kfacs[0]
+    factor: Any = kron.kfacs[0]
+    output, inputs = factor
     close(inputs, (factors.input[0] + factors.input[1]) / 2)
     close(output, torch.block_diag(*factors.output))
 
