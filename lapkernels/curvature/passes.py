@@ -116,6 +116,10 @@ def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterat
         else:
             size = trace.entries * trace.prediction.element_size() * batch.count // 2
             count = min(count, max(1, size >> 20))
+    if count == 1:
+        # As it is: a part would have as many labels as samples, whatever was given.
+        yield batch
+        return
     for part in range(count):
         first, last = (batch.count * n // count for n in (part, part + 1))
         yield batch.part(first, last - first)
