@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = report.options(__doc__ or "", arguments)
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 4000, 500)
+        images = load(chosen.data, 300 if chosen.quick else 2000, 500)
         recipe = models.dense(2 if chosen.quick else 12, **models.ONLINE)
         judge = classifier(images, 3 if chosen.quick else 10)
         x, y = images.new_x, images.new_y

@@ -28,7 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("--data and --unusual belong together")
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 3000, 300)
+        images = load(chosen.data, 300 if chosen.quick else 1000, 300)
         if chosen.unusual is None:
             unusual = images.new_x.rot90(1, (2, 3))
         else:
