@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             encoder(), decoder(),
             likelihood=lk.likelihoods.Gaussian(models.NOISE), optimizer=models.adam, **settings,
         )  # fmt: skip
-        model.fit(DataLoader(TensorDataset(train), 32, shuffle=True), 1 if chosen.quick else 40)
-        found = model.reconstruct(new, 5 if chosen.quick else 50)
+        model.fit(DataLoader(TensorDataset(train), 32, shuffle=True), 1 if chosen.quick else 25)
+        found = model.reconstruct(new, 5 if chosen.quick else 30)
         squared = (found.mean - new).square()
         rows = [["", "figure"]]
         rows.append(["mean squared error of new images", f"{float(squared.mean()):.4f}"])

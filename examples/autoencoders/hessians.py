@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = report.options(__doc__ or "", arguments)
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 2000, 200)
+        images = load(chosen.data, 300 if chosen.quick else 1000, 200)
         recipe = models.dense(2 if chosen.quick else 10, **models.ONLINE)
         figure, axes = report.new_figure(len(WAYS), 6, (7, 1.3 * len(WAYS)))
         rows = [["curvature", "squared error of the mean", "log p(x)"]]

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
         images = load(chosen.data, 300 if chosen.quick else 2000, 500)
-        recipe = models.dense(2 if chosen.quick else 12, **models.ONLINE)
+        recipe = models.dense(2 if chosen.quick else 12, method="approx", **models.ONLINE)
         judge = classifier(images, 3 if chosen.quick else 10)
         x, y = images.new_x, images.new_y
         observed = torch.zeros(1, images.side, images.side, dtype=torch.bool)

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = report.options(__doc__ or "", arguments)
     with report.timed():
         images = load(chosen.data, 300 if chosen.quick else 2000, 300)
-        recipe = models.dense(2 if chosen.quick else 12, **models.ONLINE)
+        recipe = models.dense(2 if chosen.quick else 12, method="approx", **models.ONLINE)
         figure, axes = report.new_figure(
             len(KINDS), 7, (13, 2.2 * len(KINDS)), width_ratios=[2, 1, 1, 1, 1, 1, 1]
         )

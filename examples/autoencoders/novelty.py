@@ -28,11 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         raise SystemExit("--data and --unusual belong together")
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 1000, 300)
+        images = load(chosen.data, 300 if chosen.quick else 1000, 200)
         if chosen.unusual is None:
             unusual = images.new_x.rot90(1, (2, 3))
         else:
-            unusual = load(chosen.unusual, 1, 300).new_x
+            unusual = load(chosen.unusual, 1, 200).new_x
         make = models.dense if chosen.quick else models.conv
         recipe = make(1 if chosen.quick else 8, **models.ONLINE)
         figure, axes = report.new_figure(2, len(KINDS), (2.4 * len(KINDS), 4.6))
@@ -42,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             found = []
             for seed in range(seeds):
                 model = models.KINDS[kind](recipe, images, seed)
-                some = images.x[:300]
-                inside, outside = (novelty(model, x, some, 30) for x in (images.new_x, unusual))
+                some = images.x[:200]
+                inside, outside = (novelty(model, x, some, 20) for x in (images.new_x, unusual))
                 found.append(areas(inside, outside))
                 if seed == 0:
                     draw(axes[:, column], kind, inside, outside)

@@ -3,7 +3,7 @@
 from lapkernels.autoencoder.dropout import DropoutAutoencoder, with_dropout
 from lapkernels.autoencoder.ensemble import EnsembleAutoencoder
 from lapkernels.autoencoder.imputation import generate, impute
-from lapkernels.autoencoder.interface import Draws, StochasticAutoencoder
+from lapkernels.autoencoder.interface import Description, Draws, StochasticAutoencoder
 from lapkernels.autoencoder.laplacian import LaplacianAutoencoder
 from lapkernels.autoencoder.moments import Moments
 from lapkernels.autoencoder.neighbours import classify
@@ -14,6 +14,7 @@ from lapkernels.autoencoder.training import Epoch
 from lapkernels.autoencoder.variational import VariationalAutoencoder
 
 __all__ = [
+    "Description",
     "Draws",
     "DropoutAutoencoder",
     "EnsembleAutoencoder",

@@ -46,6 +46,15 @@ class Draws:
     output: Tensor
 
 
+@dataclass(frozen=True)
+class Description:
+    """``latent`` [N, K], ``output`` [N, *shape] and E[log p(x)] [N] of inputs."""
+
+    latent: Moments
+    output: Moments
+    log_likelihood: Tensor
+
+
 class StochasticAutoencoder(ABC):
     """An encoder x [N, *shape] to z [N, K], a decoder z to outputs, and a likelihood p(x | f).
 
@@ -133,29 +142,37 @@ class StochasticAutoencoder(ABC):
         )  # fmt: skip
         return self
 
+    def describe(self, x: Tensor, samples: int = 100) -> Description:
+        """Moments and likelihood of x, all over the same drawn autoencoders."""
+        latent, output, density = RunningMoments(), OutputMoments(self), RunningMoments()
+        for count in self._counts(x, samples):
+            draws = self.draws(x, count)
+            latent.add(draws.latent)
+            output.add(draws.output)
+            density.add(self.log_densities(draws.output, x).double())
+        return Description(latent.moments, output.moments, density.moments.mean)
+
     def latent(self, x: Tensor, samples: int = 100) -> Moments:
         """Mean and variance [N, K] of the latent variables over drawn encoders."""
-        return self._moments(x, samples, lambda draws: draws.latent)
+        return self.describe(x, samples).latent
 
     def reconstruct(self, x: Tensor, samples: int = 100) -> Moments:
         """Mean and variance [N, *shape] of E[x | f] over drawn autoencoders.
 
         A variance that the decoder itself predicts is added; a constant noise is not.
         """
-        return self._with_noise(self._parts(x, samples))
-
-    def decode(self, z: Tensor, samples: int = 100) -> Moments:
-        """The same of drawn decoders at latent variables z [N, K]."""
-        parts = (self.decoded(z, count) for count in self._counts(z, samples))
-        return self._with_noise(parts)
+        return self.describe(x, samples).output
 
     def log_likelihood(self, x: Tensor, samples: int = 100) -> Tensor:
         r""":math:`E_\theta[\log p(x | \theta)]` of each sample [N]: what training raises."""
-        total, count = torch.zeros(len(x), dtype=torch.float64, device=x.device), 0
-        for output in self._parts(x, samples):
-            total += self.log_densities(output, x).double().sum(0)
-            count += len(output)
-        return total / count
+        return self.describe(x, samples).log_likelihood
+
+    def decode(self, z: Tensor, samples: int = 100) -> Moments:
+        """The moments of ``reconstruct`` over drawn decoders, at latent variables z [N, K]."""
+        output = OutputMoments(self)
+        for count in self._counts(z, samples):
+            output.add(self.decoded(z, count))
+        return output.moments
 
     def log_densities(self, output: Tensor, x: Tensor) -> Tensor:
         """log p(x | f) [S, N] of outputs f [S, N, *out]."""
@@ -172,26 +189,6 @@ class StochasticAutoencoder(ABC):
         f = output.flatten(0, 1)
         return expectation(f, torch.zeros_like(f), self.likelihood).unflatten(0, output.shape[:2])
 
-    def _with_noise(self, parts: Iterator[Tensor]) -> Moments:
-        running, noise = RunningMoments(), RunningMoments()
-        for output in parts:
-            running.add(self.expected(output))
-            if isinstance(self.likelihood, HeteroscedasticGaussian):
-                # The batch is dimension 0 of the likelihood's outputs, and 1 of these.
-                noise.add(output.chunk(2, self.likelihood.dim + 1)[1].exp())
-        found = running.moments
-        return Moments(found.mean, found.variance + noise.moments.mean)
-
-    def _moments(self, x: Tensor, samples: int, pick: Callable[[Draws], Tensor]) -> Moments:
-        running = RunningMoments()
-        for count in self._counts(x, samples):
-            running.add(pick(self.draws(x, count)))
-        return running.moments
-
-    def _parts(self, x: Tensor, samples: int) -> Iterator[Tensor]:
-        for count in self._counts(x, samples):
-            yield self.draws(x, count).output
-
     def _counts(self, x: Tensor, samples: int) -> Iterator[int]:
         """``samples`` in parts that fit into memory."""
         if samples < 1:
@@ -200,6 +197,28 @@ class StochasticAutoencoder(ABC):
         most = max(1, DRAW_BYTES // (x.element_size() * (weights + ACTIVATIONS * x.numel())))
         for first in range(0, samples, most):
             yield min(most, samples - first)
+
+
+class OutputMoments:
+    """Moments of E[x | f] over outputs [S, N, *out], with the variance that a decoder predicts."""
+
+    def __init__(self, model: StochasticAutoencoder) -> None:
+        self._model = model
+        self._expected, self._noise = RunningMoments(), RunningMoments()
+
+    def add(self, output: Tensor) -> None:
+        """Take in more outputs."""
+        self._expected.add(self._model.expected(output))
+        likelihood = self._model.likelihood
+        if isinstance(likelihood, HeteroscedasticGaussian):
+            # The batch is dimension 0 of the likelihood's outputs, and 1 of these.
+            self._noise.add(output.chunk(2, likelihood.dim + 1)[1].exp())
+
+    @property
+    def moments(self) -> Moments:
+        """Mean, and variance over draws and around them."""
+        found = self._expected.moments
+        return Moments(found.mean, found.variance + self._noise.moments.mean)
 
 
 @contextmanager

@@ -30,13 +30,13 @@ def novelty(
     model: StochasticAutoencoder, x: Tensor, training: Tensor, samples: int = 100
 ) -> Novelty:
     """The scores of x [N, *shape]; ``training`` holds some inputs that the model was trained on."""
-    likelihood = -model.log_likelihood(x, samples)
+    found = model.describe(x, samples)
     entropy = -model.log_likelihood(training, samples).mean()
     return Novelty(
-        likelihood,
-        (likelihood - entropy).abs(),
-        model.latent(x, samples).variance.flatten(1).sum(1),
-        model.reconstruct(x, samples).variance.flatten(1).sum(1),
+        -found.log_likelihood,
+        (-found.log_likelihood - entropy).abs(),
+        found.latent.variance.flatten(1).sum(1),
+        found.output.variance.flatten(1).sum(1),
     )
 
 

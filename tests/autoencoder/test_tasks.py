@@ -49,12 +49,13 @@ def test_novelty_is_made_of_likelihoods_and_variances() -> None:
     ae.generator.manual_seed(3)
     found = novelty(ae, x, training, 4)
     ae.generator.manual_seed(3)
-    likelihood = -ae.log_likelihood(x, 4)
+    draws = ae.draws(x, 4)
+    likelihood = -ae.log_densities(draws.output, x).mean(0)
     entropy = -ae.log_likelihood(training, 4).mean()
     assert torch.allclose(found.likelihood, likelihood)
     assert torch.allclose(found.typicality, (likelihood - entropy).abs())
-    assert torch.allclose(found.latent_variance, ae.latent(x, 4).variance.sum(1))
-    assert torch.allclose(found.output_variance, ae.reconstruct(x, 4).variance.sum(1))
+    assert torch.allclose(found.latent_variance, draws.latent.var(0).sum(1))
+    assert torch.allclose(found.output_variance, draws.output.var(0).sum(1))
 
 
 def test_far_away_inputs_are_more_novel() -> None:
