@@ -9,20 +9,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.recorder import Recorder
 from lapkernels.curvature.selection import mapped, tensors_in
+from lapkernels.curvature.shortcuts import Shortcuts, Unseen
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Samples, follow
 
 
-@dataclass(frozen=True)
+@dataclass
 class Subject:
     """A model, the parameters whose curvature is meant, and what is looked up in it once.
 
     ``names`` has the first name of a parameter for each of its names, and ``paths`` the name of
-    each module by identity.
+    each module by identity. It is ``watched`` op by op once shortcuts have missed something.
     """
 
     model: nn.Module
@@ -30,7 +32,9 @@ class Subject:
     parameters: dict[str, nn.Parameter]
     names: dict[str, str]
     paths: dict[int, str]
+    buffers: list[Tensor]
     recurrent: bool
+    watched: bool = False
 
     @classmethod
     def of(cls, model: nn.Module, chosen: dict[str, nn.Parameter]) -> Subject:
@@ -48,6 +52,7 @@ class Subject:
             parameters,
             names,
             {id(module): name for name, module in modules},
+            [buffer for _, module in modules for buffer in module.buffers(recurse=False)],
             any(isinstance(module, nn.RNNBase) for _, module in modules),
         )
 
@@ -80,6 +85,23 @@ def _record(
     edges: bool,
     graph: bool,
 ) -> Trace:
+    # Only ops below autograd can tell where autograd meets them.
+    if not subject.watched and not edges:
+        try:
+            return _trace(subject, inputs, select, place_fresh, edges, graph)
+        except Unseen:
+            subject.watched = True
+    return _trace(subject, inputs, select, place_fresh, edges, graph)
+
+
+def _trace(
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    place_fresh: bool,
+    edges: bool,
+    graph: bool,
+) -> Trace:
     args, kwargs = mapped(Tensor.detach, inputs[0]), mapped(Tensor.detach, inputs[1])
     tensors = list(tensors_in((args, kwargs)))
     count = tensors[0].shape[0]
@@ -92,18 +114,23 @@ def _record(
     parameters: dict[str, Value] = {}
     for name, parameter in subject.parameters.items():
         leaf = leaves[name] = parameter.detach()
-        if name in subject.chosen:
+        chosen = name in subject.chosen
+        value = Value(leaf.shape, leaf.dtype, None, chosen, name if chosen else None)
+        recorder.define(leaf, value)
+        if chosen:
             leaf.requires_grad_()
-            parameters[name] = recorder.define(
-                leaf, Value(leaf.shape, leaf.dtype, None, True, name)
-            )
+            parameters[name] = value
     # torch's fused recurrent layers hide several results of one op behind each other.
     plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
     # With all names of each parameter given, nothing is left to tie.
     tied = {name: leaves[first] for name, first in subject.names.items()}
-    with plain, torch.enable_grad(), recorder:
-        result = torch.func.functional_call(subject.model, tied, args, kwargs, tie_weights=False)
-        output = select(result)
+    watch = recorder if subject.watched or edges else Shortcuts(recorder, subject.buffers)
+    with torch.enable_grad():
+        with plain, watch:
+            model = subject.model
+            output = select(functional_call(model, tied, args, kwargs, tie_weights=False))
+        if isinstance(watch, Shortcuts):
+            watch.check(output)
         value = _output(recorder, output)
     recorder.notice_hooks()
     recorder.settle()

@@ -50,20 +50,21 @@ class Recorder(TorchDispatchMode):
         self.nodes: list[Node] = []
         self.opaque: list[str] = []
         self.hidden = False
+        self.has_written = False
         self._paths = paths
         self.entries = 0
         self._place_fresh = place_fresh
         self._edges = edges
         self._pending: list[tuple[Node, list[Tensor]]] = []
         # Tensors stay alive while recording, so that an identity means one tensor only.
-        self._values: dict[int, tuple[Value, Tensor]] = {}
+        self.values: dict[int, tuple[Value, Tensor]] = {}
         self._memory = Memory()
         # Views whose memory was written by another tensor since they were made.
         self._stale: set[int] = set()
 
     def define(self, tensor: Tensor, value: Value) -> Value:
         """Say what a tensor is."""
-        self._values[id(tensor)] = (value, tensor)
+        self.values[id(tensor)] = (value, tensor)
         if self._stale:
             self._stale.discard(id(tensor))
         self._memory.add(tensor)
@@ -73,7 +74,7 @@ class Recorder(TorchDispatchMode):
         """What a tensor is; one never seen before is a constant."""
         if self._stale and id(tensor) in self._stale:
             return self._read(tensor)
-        known = self._values.get(id(tensor))
+        known = self.values.get(id(tensor))
         return (
             known[0]
             if known
@@ -99,15 +100,13 @@ class Recorder(TorchDispatchMode):
         tensors = tensors_of(args)
         if kwargs:
             tensors += tensors_of(kwargs.values())
-        values = [self.operand(tensor) for tensor in tensors]
-        if not torch.is_grad_enabled():
-            self.hidden |= any(value.active and value.samples is None for value in values)
+        values = self.operands(tensors)
         if op.writes:
             return self._write(op.name, func, args, kwargs, tensors, values)
         out = func(*args, **kwargs)
         if op.fresh:
             tensors, values = [], []
-        self._record(op.name, func, args, kwargs, tensors, values, _outputs(out))
+        self.record(op.name, func, args, kwargs, tensors, values, _outputs(out))
         return out
 
     def settle(self) -> None:
@@ -115,6 +114,13 @@ class Recorder(TorchDispatchMode):
         for node, outputs in self._pending:
             node.edges = [get_gradient_edge(out) if out.requires_grad else None for out in outputs]
         self._pending.clear()
+
+    def operands(self, tensors: list[Tensor]) -> list[Value]:
+        """What the tensors are that an op reads."""
+        values = [self.operand(tensor) for tensor in tensors]
+        if not torch.is_grad_enabled():
+            self.hidden |= any(value.active and value.samples is None for value in values)
+        return values
 
     def operand(self, tensor: Tensor) -> Value:
         """What a tensor that is read is, a result of a custom autograd.Function included."""
@@ -140,6 +146,7 @@ class Recorder(TorchDispatchMode):
                 f"{self.where} runs {name}, which writes into a tensor it is given, as some "
                 "modules do in training mode; call model.eval() first"
             )
+        self.has_written = True
         functional = name.removesuffix("_")
         written = tensors[0]
         self._memory.save(written)
@@ -149,11 +156,11 @@ class Recorder(TorchDispatchMode):
         tensors = [before.get(id(tensor), tensor) for tensor in tensors]
         whole = self._memory.whole(written)
         old = None if whole is None or whole is written else self.value(whole)
-        self._record(functional, functional_of(func), args, kwargs, tensors, values, (written,))
+        self.record(functional, functional_of(func), args, kwargs, tensors, values, (written,))
         if old is not None:
             assert whole is not None
             region = Region.of(written, whole)
-            part = self._values[id(written)][0]
+            part = self.values[id(written)][0]
             self._note("in-place write", PartWrite, [whole, written], [old, part], whole, region)
         others = self._memory.others(written)
         if whole is None and others:
@@ -180,7 +187,7 @@ class Recorder(TorchDispatchMode):
         assert whole is not None
         region = Region.of(tensor, whole)
         self._note("read", PartRead, [whole], [self.value(whole)], tensor, region)
-        return self._values[id(tensor)][0]
+        return self.values[id(tensor)][0]
 
     def _note(
         self,
@@ -192,11 +199,11 @@ class Recorder(TorchDispatchMode):
         region: Region,
     ) -> None:
         """Record a movement inside one memory."""
-        self._record(
+        self.record(
             name, torch.clone, tuple(tensors), {"region": region}, tensors, values, (out,), build
         )
 
-    def _record(
+    def record(
         self,
         name: str,
         op: Any,
@@ -207,6 +214,7 @@ class Recorder(TorchDispatchMode):
         outputs: tuple[Tensor, ...],
         builder: Callable[..., Rule] | None = None,
     ) -> None:
+        """Note an op that has run, with its rule."""
         grad = torch.is_grad_enabled()
         varies = active = False
         for value in values:
@@ -323,7 +331,7 @@ class Recorder(TorchDispatchMode):
 
     def notice_hooks(self) -> None:
         """A hook on a tensor changes gradients in a way that only autograd knows."""
-        if any(tensor._backward_hooks for _, tensor in self._values.values()):
+        if any(tensor._backward_hooks for _, tensor in self.values.values()):
             self.opaque.append("the model registers a hook on the gradient of a tensor")
 
     @property

@@ -14,7 +14,7 @@ from lapkernels.rules.choices import skips_zeros
 from lapkernels.rules.elementwise import sum_to_shape
 from lapkernels.rules.embedding import whole_weight
 from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, elementwise
+from lapkernels.rules.samples import MixesSamples, Samples, along, elementwise
 from lapkernels.rules.shared import shared_product
 from lapkernels.rules.uses import (
     OwnEntriesUse,
@@ -181,6 +181,47 @@ class AffineProduct(Rule):
         return [bias, *self.product.diagonal(m, wanted[1:])]
 
 
+@register_rule("aten::linear")
+class Linear(Rule):
+    """out = x Wᵀ + bias, with samples in any dimension of x but the last; W [O, I] has none.
+
+    ``matrix`` is W, if x depends on parameters.
+    """
+
+    def __init__(self, call: Call, x: Operand, weight: Operand, bias: Operand | None) -> None:
+        super().__init__()
+        whole_weight(call, weight, bias)
+        last = len(x.shape) - 1
+        where = call.move(x.samples, lambda samples: along(samples, [last], "it sums"))
+        if where is None:
+            raise Unsupported("a product of nothing but parameters")
+        self.samples = (where,)
+        self.matrix = weight.kept() if x.active else None
+        self.flat = last == 1
+        if weight.active:
+            data = x.kept()
+            self.uses[1] = WeightUse(
+                weight.shape,
+                LINEAR,
+                lambda: _all_positions(data.tensor, where, 0),
+                lambda s: _all_positions(s, where, 1),
+            )
+        if bias is not None and bias.active:
+            self.uses[2] = ScaleUse(bias.shape, where)
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = s
+        if not wanted[0] or one is None or self.matrix is None:
+            return [None] * len(wanted)
+        return [shared_product(one, self.matrix.tensor), *[None] * (len(wanted) - 1)]
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        (one,) = m
+        if not wanted[0] or one is None or self.matrix is None:
+            return [None] * len(wanted)
+        return [one @ self.matrix.tensor.square(), *[None] * (len(wanted) - 1)]
+
+
 @register_rule("aten::mv")
 class MatrixVectorProduct(Rule):
     """out = a b with a vector b, which may be a weight."""
@@ -299,6 +340,8 @@ class Convolution(Rule):
 
 def linear_matrix(rule: Rule) -> Tensor | None:
     """W [O, I] of a rule for x -> x Wᵀ with samples in the rows of x; None for any other rule."""
+    if isinstance(rule, Linear):
+        return rule.matrix.tensor if rule.flat and rule.matrix else None
     product = rule.product if isinstance(rule, AffineProduct) else rule
     if not isinstance(product, MatrixProduct) or not product.rows_only or product.b is None:
         return None
@@ -322,6 +365,15 @@ def _positions(tensor: Tensor, samples: Samples, leading: int) -> Tensor:
     """[L.., *, F] with samples among the rows, as [L.., N, T, F]."""
     if samples.outer == samples.inner == 1 and samples.dim == 0:
         return tensor.unsqueeze(leading + 1)
+    return samples.split(tensor, leading).flatten(leading + 1, -2)
+
+
+def _all_positions(tensor: Tensor, samples: Samples, leading: int) -> Tensor:
+    """[L.., *, F] with samples in any dimension but the last, as [L.., N, T, F]."""
+    if samples.count == 1:
+        return tensor.reshape(*tensor.shape[:leading], 1, -1, tensor.shape[-1])
+    if tensor.dim() == leading + 2:
+        return _positions(tensor, samples, leading)
     return samples.split(tensor, leading).flatten(leading + 1, -2)
 
 
