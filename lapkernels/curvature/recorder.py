@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -248,7 +251,8 @@ class Recorder(TorchDispatchMode):
                 moves = True
             value = Value(out.shape, out.dtype, samples, moves, None, not grad)
             results.append(self.define(out, value))
-            if moves and not _is_view(out, tensors):
+            # Ops that use a weight compute something new.
+            if moves and (rule.uses or not _is_view(out, tensors)):
                 self.entries += out.numel()
         if active:
             node = Node(name, self.path, values, results, rule)
@@ -339,8 +343,9 @@ class Recorder(TorchDispatchMode):
         """Name of the module that runs: the innermost one of the model's in whose method we are."""
         frame = sys._getframe(1)
         while frame is not None:
-            own = frame.f_globals is globals()
-            if not own and frame.f_code.co_varnames[:1] == ("self",):
+            code = frame.f_code
+            # Only a look into a frame costs something, and those of the library are none of these.
+            if code.co_argcount and code.co_varnames[0] == "self" and not _is_ours(code):
                 name = self._paths.get(id(frame.f_locals.get("self")))
                 if name is not None:
                     return name
@@ -357,6 +362,11 @@ class Recorder(TorchDispatchMode):
         if not self._place_fresh or values or self.count not in out.shape:
             return None
         return Samples(self.count, list(out.shape).index(self.count))
+
+
+@cache
+def _is_ours(code: CodeType) -> bool:
+    return Path(code.co_filename).parent == Path(__file__).parent
 
 
 def _is_view(out: Tensor, tensors: list[Tensor]) -> bool:

@@ -129,8 +129,9 @@ class Shortcuts(TorchFunctionMode):
 
 def _is_plain(name: str, tensors: list[Tensor], values: list[Value | None]) -> bool:
     """Whether torch runs this op on these tensors and nothing else before or after it."""
-    if any(type(tensor) is not Tensor for tensor in tensors):
-        return False
+    for tensor in tensors:
+        if type(tensor) is not Tensor:
+            return False
     if torch.is_autocast_enabled(tensors[0].device.type):
         return False
     if name in ("aten::linear", "aten::convolution"):

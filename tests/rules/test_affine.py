@@ -49,6 +49,8 @@ CASES: list[Case] = [
     *case("mm-constant", MM, lambda: (x(3, 4), _constant(4, 2))),
     *case("addmm", ADDMM, lambda: (w(2), x(3, 4), w(4, 2))),
     *case("addmm-samples-added", ADDMM, lambda: (x(3, 2), x(3, 4), w(4, 2))),
+    *case("linear", aten.linear.default, lambda: (x(3, 4), w(2, 4), w(2))),
+    *case("linear-of-positions", aten.linear.default, lambda: (x(3, 5, 4), w(2, 4), None)),
     *case("addmm-scaled", ADDMM, lambda: (w(2), x(3, 4), w(4, 2)), alpha=0.5, beta=2),
     *case("mv", aten.mv.default, lambda: (x(3, 4), w(4))),
     *case("mv-merged", aten.mv.default, lambda: (x(6, 4, inner=2), w(4))),
