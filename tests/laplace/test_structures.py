@@ -139,3 +139,25 @@ def test_methods_of_the_diagonal(method: Any) -> None:
         close(flat(la.posterior.variance()), 1 / (h + 10))
     again = lk.Laplace(problem.model, "gaussian", "diag", method, prior=10.0).fit(problem.batches)
     assert torch.equal(flat(la.posterior.variance()), flat(again.posterior.variance()))
+
+
+@pytest.mark.parametrize(
+    ("structure", "decomposition"),
+    [("full", "cholesky"), ("blocks", "cholesky"), ("function_space", "eigh")],
+)
+def test_a_posterior_is_decomposed_once(
+    structure: str, decomposition: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = PROBLEMS["classifier"]()
+    options: dict[str, Any] = {"by": "layer"} if structure == "blocks" else {}
+    la = lk.Laplace(problem.model, problem.likelihood, structure, prior=2.0, **options)
+    la.fit((problem.x, problem.y))
+    decompose, calls = getattr(torch.linalg, decomposition), []
+    monkeypatch.setattr(torch.linalg, decomposition, lambda *a: (calls.append(a), decompose(*a))[1])
+    first = la.predict(problem.new)
+    once = len(calls)
+    la.find_optimum([(problem.x, problem.y)])
+    assert once > 0 and len(calls) == once
+    close(la.predict(problem.new).variance, first.variance)
+    # Another prior is another posterior.
+    assert bool((la.set_prior(1.0).predict(problem.new).variance > first.variance).all())
