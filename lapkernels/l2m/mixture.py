@@ -42,10 +42,11 @@ class Mixture:
             away = (means - means.mean(0)).flatten(2)
             joint = torch.einsum("mni,mnj->nij", away, away) / len(found)
             covariance = joint + torch.stack(own).mean(0)
+        expected = [p.expected for p in found if p.expected is not None]
         return replace(
             first,
             mean=means.mean(0),
             variance=torch.stack([p.variance for p in found]).mean(0) + spread,
             covariance=covariance,
-            expected=torch.stack([p.expected for p in found]).mean(0),
+            expected=torch.stack(expected).mean(0) if expected else None,
         )

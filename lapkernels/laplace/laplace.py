@@ -13,7 +13,7 @@ from lapkernels.curvature.selection import Output, Parameters, batches_of, param
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, inputs_of, measure
-from lapkernels.laplace.linearised import Optimum, find_optimum
+from lapkernels.laplace.linearised import Optimum, Solver, find_optimum
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import How, Link, Prediction, predict
 from lapkernels.laplace.prior import Given, Prior, resolve_prior
@@ -124,16 +124,26 @@ class Laplace:
         with torch.no_grad():
             return self._evidence()(self.prior, self.scale)
 
-    def find_optimum(self, data: Any, *, tolerance: float = 1e-4, steps: int = 50) -> Optimum:
+    def find_optimum(
+        self,
+        data: Any,
+        *,
+        by: Solver = "conjugate_gradients",
+        tolerance: float = 1e-4,
+        steps: int = 50,
+    ) -> Optimum:
         """θ★ of the linearised model under the present prior, from the training data.
 
         It stays in ``optimum``, and the evidence is evaluated there until the prior changes. The
         gradient that is left is at most ``tolerance`` of what it is at the trained parameters.
+        ``by="conjugate_gradients"`` takes at most ``steps`` Newton steps, each of several sweeps
+        over the data; ``by="sgd"`` at most ``steps`` sweeps with a step for each batch.
         """
         known = None if self.optimum is None else self.optimum.theta
         self.optimum = find_optimum(
-            self._subject(), data, self.posterior, tolerance=tolerance, steps=steps, start=known
-        )
+            self._subject(), data, self.posterior,
+            by=by, tolerance=tolerance, steps=steps, start=known,
+        )  # fmt: skip
         return self.optimum
 
     def tune(

@@ -6,16 +6,16 @@ The model :math:`h(\theta) = f(\tilde\theta) + J (\theta - \tilde\theta)` has a 
 
 with one minimum :math:`\theta_\star`. Early stopping, noisy gradients and norms keep
 :math:`\tilde\theta` away from it, and the evidence at :math:`\tilde\theta` then overestimates the
-uncertainty (Antorán et al., Adapting the linearised Laplace model evidence, 2022). Found by Newton
-steps, each solved by conjugate gradients from products with J and Jᵀ alone, with the posterior's
-covariance as the preconditioner.
+uncertainty (Antorán et al., Adapting the linearised Laplace model evidence, 2022). Found from
+products with J and Jᵀ alone, with the posterior's covariance as the preconditioner: by Newton
+steps, each solved by conjugate gradients, or by stochastic gradients, one batch after the other.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from lapkernels.curvature.selection import batches_of, check_mode
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
 
+Solver = Literal["conjugate_gradients", "sgd"]
 # Share of a Newton step at which its search ends.
 SMALLEST_STEP = 1e-8
 
@@ -67,16 +68,34 @@ class LinearisedLoss:
         """L, its gradient [P], and the negative log-likelihood alone."""
         theta = self.start + d
         gradient, nll = self.prior * theta, 0.0
-        likelihood = self.subject.likelihood
         for graph, y in self._graphs():
             with torch.no_grad():
                 jd = graph.product(graph.shaped(d.unsqueeze(0)), 1)[0]
                 h = graph.f.detach() + jd
-                nll += float(likelihood.nll(h.double(), y))
-                score = likelihood.score(h, y)
+                nll += float(self.subject.likelihood.nll(h.double(), y))
+                score = self.subject.likelihood.score(h, y)
             gradient = gradient + self.scale * flat(graph.transposed(score.unsqueeze(0)))[0]
         quadratic = float((self.prior * theta.square()).double().sum())
         return self.scale * nll + 0.5 * quadratic, gradient, nll
+
+    def stochastic_sweep(self, d: Tensor, gradient: Tensor, rate: float) -> Tensor:
+        """A step for each batch b, with the whole ``gradient`` at d to take out the noise.
+
+        The direction is B (g_b(d') - g_b(d)) + Λ (d' - d) + g(d), whose mean over the B batches is
+        the gradient at d'.
+        """
+        count = sum(1 for _ in batches_of(self.data))
+        now = d
+        for graph, y in self._graphs():
+            with torch.no_grad():
+                both = graph.product(graph.shaped(torch.stack([now, d])), 2)
+                first, second = (
+                    self.subject.likelihood.score(graph.f.detach() + part, y) for part in both
+                )
+            change = self.scale * flat(graph.transposed((first - second).unsqueeze(0)))[0]
+            direction = count * change + self.prior * (now - d) + gradient
+            now = now - rate / count * self.precondition(direction)
+        return now
 
     def hessian_product(self, d: Tensor) -> Callable[[Tensor], Tensor]:
         """The function v -> (c Jᵀ W(h) J + Λ) v."""
@@ -114,11 +133,14 @@ def find_optimum(
     data: Any,
     posterior: Posterior,
     *,
+    by: Solver,
     tolerance: float,
     steps: int,
     start: dict[str, Tensor] | None = None,
 ) -> Optimum:
     """θ★ where the gradient is ``tolerance`` times as large as at θ̃, or an error."""
+    if by not in get_args(Solver):
+        raise ValueError(f"by={by!r} must be one of {get_args(Solver)}")
     if any(posterior.uncertain(name) is not None for name in subject.parameters):
         raise ValueError("a subnetwork's posterior has no linearised optimum: use another one")
     loss = LinearisedLoss(subject, data, posterior)
@@ -128,23 +150,8 @@ def find_optimum(
     if start is not None:
         d = torch.cat([value.flatten() for value in start.values()]) - loss.start
         value, gradient, nll = loss.value_and_gradient(d)
-    for _ in range(steps):
-        left = float(gradient.norm())
-        if left <= tolerance * first:
-            break
-        # No need to solve far below what the next linearisation of the loss changes.
-        accuracy = max(min(0.1, left / first), 0.1 * tolerance * first / left)
-        step = conjugate_gradients(
-            loss.hessian_product(d), -gradient, loss.precondition, accuracy, len(d)
-        )
-        size, slope = 1.0, float(gradient @ step)
-        found = loss.value_and_gradient(d + step)
-        while found[0] > value + 1e-4 * size * slope and size > SMALLEST_STEP:
-            size /= 2
-            found = loss.value_and_gradient(d + size * step)
-        if not found[0] <= value + 1e-12 * abs(value):
-            break
-        d, (value, gradient, nll) = d + size * step, found
+    search = _newton if by == "conjugate_gradients" else _stochastic
+    d, gradient, nll = search(loss, d, (value, gradient, nll), tolerance * first, steps)
     left = float(gradient.norm()) / first
     if left > max(tolerance, 100 * torch.finfo(d.dtype).eps):
         raise Refused(
@@ -156,6 +163,57 @@ def find_optimum(
         theta[name] = (loss.start + d)[position : position + p.numel()].reshape(p.shape)
         position += p.numel()
     return Optimum(theta, nll, left)
+
+
+Evaluated = tuple[float, Tensor, float]
+
+
+def _newton(
+    loss: LinearisedLoss, d: Tensor, at: Evaluated, target: float, steps: int
+) -> tuple[Tensor, Tensor, float]:
+    """Newton steps until the gradient is at most ``target``; d, and gradient and nll there."""
+    first = float(at[1].norm())
+    for _ in range(steps):
+        value, gradient, _ = at
+        left = float(gradient.norm())
+        if left <= target:
+            break
+        # No need to solve far below what the next linearisation of the loss changes.
+        accuracy = max(min(0.1, left / first), 0.1 * target / left)
+        step = conjugate_gradients(
+            loss.hessian_product(d), -gradient, loss.precondition, accuracy, len(d)
+        )
+        size, slope = 1.0, float(gradient @ step)
+        found = loss.value_and_gradient(d + step)
+        while found[0] > value + 1e-4 * size * slope and size > SMALLEST_STEP:
+            size /= 2
+            found = loss.value_and_gradient(d + size * step)
+        if not found[0] <= value + 1e-12 * abs(value):
+            break
+        d, at = d + size * step, found
+    return d, at[1], at[2]
+
+
+def _stochastic(
+    loss: LinearisedLoss, d: Tensor, at: Evaluated, target: float, steps: int
+) -> tuple[Tensor, Tensor, float]:
+    """Sweeps of stochastic gradients; one that does not lower the loss is redone at half the rate.
+
+    Variance-reduced, so that the rate need not fall to zero (Johnson and Zhang, Accelerating
+    stochastic gradient descent using predictive variance reduction, 2013).
+    """
+    rate = 1.0
+    for _ in range(steps):
+        value, gradient, _ = at
+        if float(gradient.norm()) <= target or rate < SMALLEST_STEP:
+            break
+        tried = loss.stochastic_sweep(d, gradient, rate)
+        found = loss.value_and_gradient(tried)
+        if found[0] <= value + 1e-12 * abs(value):
+            d, at = tried, found
+        else:
+            rate /= 2
+    return d, at[1], at[2]
 
 
 def conjugate_gradients(

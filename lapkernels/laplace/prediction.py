@@ -37,13 +37,14 @@ class Prediction:
 
     ``mean`` and ``variance`` [N, *out] are of the outputs f; ``covariance`` [N, D, D] is joint over
     the flattened outputs, where it was asked for. ``expected`` is E[y]: class probabilities, the
-    rate of counts, or the mean itself. ``noise`` is the variance of y around f in regression.
+    rate of counts, or the mean itself; None of single outputs that were picked out of classes.
+    ``noise`` is the variance of y around f in regression.
     """
 
     mean: Tensor
     variance: Tensor
     covariance: Tensor | None
-    expected: Tensor
+    expected: Tensor | None
     likelihood: Likelihood
 
     @property
@@ -66,6 +67,11 @@ class Prediction:
             raise AttributeError(
                 f"{type(self.likelihood).__name__} has no probabilities: see mean and variance"
             )
+        if self.expected is None:
+            raise AttributeError(
+                "outputs= picked logits one by one, of which no probabilities follow: pick whole "
+                "positions, with output=lambda f: f[:, :, chosen]"
+            )
         return self.expected
 
     def log_likelihood(self, y: Tensor) -> Tensor:
@@ -75,9 +81,9 @@ class Prediction:
             return -0.5 * ((y - self.mean).square() / variance + (2 * math.pi * variance).log())
         if isinstance(self.likelihood, Categorical):
             dim = self.likelihood.dim
-            return self.expected.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
+            return self.probabilities.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
         if isinstance(self.likelihood, Bernoulli):
-            p = self.expected
+            p = self.probabilities
             return torch.where(y > 0.5, p, 1 - p).log()
         raise NotImplementedError(
             f"the predictive density of {type(self.likelihood).__name__} has no closed form"
@@ -123,7 +129,10 @@ def predict(
     else:
         variance = predictive_variance(model, x, blocks, outputs=outputs, **options)
     if outputs is not None:
-        return Prediction(mean, variance, covariance, mean, likelihood)
+        # Classes, and means with their variances, belong together.
+        alone = not isinstance(likelihood, Categorical | HeteroscedasticGaussian)
+        expected = expectation(mean, variance, likelihood) if alone else None
+        return Prediction(mean, variance, covariance, expected, likelihood)
 
     def of_classes(positions: Tensor) -> Tensor:
         if covariance is not None:

@@ -36,17 +36,20 @@ def close(a: Tensor, b: Tensor) -> None:
 
 @pytest.mark.parametrize("structure", ["diag", "kron", "full"])
 @pytest.mark.parametrize("make", [classifier, regressor])
-def test_equal(structure: str, make: Any) -> None:
+@pytest.mark.parametrize("subset", ["all", "last_layer"])
+def test_equal(structure: str, make: Any, subset: str) -> None:
     problem = make()
     task = "classification" if problem.likelihood == "categorical" else "regression"
     loader = DataLoader(TensorDataset(problem.x, problem.y), batch_size=5)
     options: dict[str, Any] = {"sigma_noise": 0.7} if task == "regression" else {}
-    theirs = laplace.Laplace(problem.model, task, "all", structure, prior_precision=0.3, **options)
+    theirs = laplace.Laplace(problem.model, task, subset, structure, prior_precision=0.3, **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs.fit(loader)
     likelihood = lk.likelihoods.Gaussian(0.49) if task == "regression" else task
-    ours = lk.Laplace(problem.model, likelihood, structure, "exact", prior=0.3).fit(loader)
+    last = list(dict(problem.model.named_children()))[-1]
+    params = None if subset == "all" else last
+    ours = lk.Laplace(problem.model, likelihood, structure, "exact", params, prior=0.3).fit(loader)
     close(ours.log_evidence(), theirs.log_marginal_likelihood())
     found = ours.predict(
         problem.new, joint=True, link="bridge" if task != "regression" else "probit"

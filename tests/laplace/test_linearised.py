@@ -39,6 +39,27 @@ def test_gaussian_optimum_solves_the_normal_equations(case: str) -> None:
     assert found.nll == pytest.approx(float(residual @ residual) / 0.6, rel=1e-7)
 
 
+@pytest.mark.parametrize("case", ["diag", "full"])
+@pytest.mark.parametrize("make", [regressor, classifier])
+def test_stochastic_gradients_find_the_same_optimum(case: str, make: Any) -> None:
+    problem = make()
+    structure, options = dense.CASES[case]
+    la = lk.Laplace(problem.model, problem.likelihood, structure, prior=3.0, **options)  # pyright: ignore[reportArgumentType]
+    la.fit(problem.batches)
+    wanted = la.find_optimum(problem.batches, tolerance=1e-10)
+    la.optimum = None
+    found = la.find_optimum(problem.batches, by="sgd", tolerance=1e-6, steps=400)
+    assert 0 < found.gradient <= 1e-6
+    for name, value in wanted.theta.items():
+        torch.testing.assert_close(found.theta[name], value, rtol=1e-5, atol=1e-5)
+    assert found.nll == pytest.approx(wanted.nll, rel=1e-5)
+    with pytest.raises(lk.Refused, match="was not found"):
+        la.optimum = None
+        la.find_optimum(problem.batches, by="sgd", tolerance=1e-9, steps=1)
+    with pytest.raises(ValueError, match="by='newton' must be one of"):
+        la.find_optimum(problem.batches, by="newton")  # pyright: ignore[reportArgumentType]
+
+
 def test_evidence_at_the_optimum_is_that_of_the_linear_model() -> None:
     """log N(target | 0, J Λ⁻¹ Jᵀ + σ²): exact, as the linearised model is linear and Gaussian."""
     problem = regressor()

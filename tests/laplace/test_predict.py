@@ -111,6 +111,57 @@ def test_selected_outputs() -> None:
         close(found.covariance[n], everything.covariance[n][index][:, index])
 
 
+def test_single_logits_have_no_probabilities() -> None:
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical").fit(problem.batches)
+    found = la.predict(problem.new, outputs=torch.tensor([0, 2]))
+    with pytest.raises(AttributeError, match=r"output=lambda f: f\[:, :, chosen\]"):
+        _ = found.probabilities
+    with pytest.raises(AttributeError, match="picked logits one by one"):
+        found.log_likelihood(torch.zeros(4))
+    # Those of independent outputs are as they are among all.
+    y = torch.randint(2, (12, 3)).double()
+    la = lk.Laplace(problem.model, "bernoulli").fit((problem.x, y))
+    picked = la.predict(problem.new, outputs=torch.tensor([0, 2])).probabilities
+    close(picked, la.predict(problem.new).probabilities[:, [0, 2]])
+
+
+class Heads(nn.Module):
+    """Logits and offsets of twelve anchors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.Tanh())
+        self.heads = nn.ModuleDict({"logits": nn.Conv2d(4, 3, 1), "offsets": nn.Conv2d(4, 4, 1)})
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        h = self.body(x)
+        return {name: head(h).flatten(2) for name, head in self.heads.items()}
+
+
+@pytest.mark.parametrize("link", ["probit", "mean_field", "bridge"])
+def test_chosen_boxes_of_a_detector(link: Any) -> None:
+    torch.manual_seed(0)
+    model, x = Heads().double().eval(), torch.randn(2, 1, 3, 4, dtype=torch.float64)
+    y = torch.randint(3, (2, 12))
+    la = lk.Laplace(model, "categorical", "kron", "exact", output="logits").fit((x, y))
+    chosen = torch.tensor([7, 2])
+    everything = la.predict(x, link=link)
+    found = la.predict(x, link=link, output=lambda f: f["logits"][:, :, chosen])
+    close(found.probabilities, everything.probabilities[:, :, chosen])
+    close(found.variance, everything.variance[:, :, chosen])
+    # The offsets of the same boxes, under the same posterior.
+    exact = lk.Laplace(model, "categorical", "full", output="logits").fit((x, y))
+    joint = exact.predict(x, output=lambda f: f["offsets"][:, :, chosen], joint=True)
+    j = torch.func.jacrev(
+        lambda p: torch.func.functional_call(model, p, x)["offsets"][:, :, chosen]
+    )(dict(model.named_parameters()))
+    rows = torch.cat([value.flatten(1, 2).flatten(2) for value in j.values()], 2).detach()
+    h = lk.full(model, (x, y), "categorical", output="logits").matrix
+    assert joint.covariance is not None
+    close(joint.covariance, rows @ torch.linalg.inv(h + torch.eye(len(h))) @ rows.mT)
+
+
 def test_sampled_weights() -> None:
     """For a linear model the average over drawn weights is the linearised predictive."""
     torch.manual_seed(0)
@@ -123,6 +174,7 @@ def test_sampled_weights() -> None:
     error = wanted.std / 4000**0.5
     assert float(((found.mean - wanted.mean) / error).abs().max()) < 5
     assert float((found.variance / wanted.variance - 1).abs().max()) < 5 * (2 / 4000) ** 0.5
+    assert found.expected is not None
     close(found.expected, found.mean)
 
 
@@ -155,6 +207,7 @@ def test_counts_and_binary() -> None:
     y = torch.randint(2, (12, 2)).double()
     la = lk.Laplace(problem.model, "poisson", "full").fit((problem.x, y))
     found = la.predict(problem.new)
+    assert found.expected is not None
     close(found.expected, (found.mean + found.variance / 2).exp())
     la = lk.Laplace(problem.model, "bernoulli", "full").fit((problem.x, y))
     found = la.predict(

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lapkernels as lk
+from tests.curvature import oracle
 from tests.laplace import dense
 from tests.laplace.problems import PROBLEMS, Problem
 
@@ -127,6 +129,27 @@ def test_last_layer(case: str) -> None:
     j = problem.jacobian[:, :, last]
     wanted = (j @ sigma @ j.mT).diagonal(dim1=1, dim2=2)
     close(la.predict(problem.new).variance, wanted)
+
+
+@pytest.mark.parametrize(
+    "last",
+    [nn.ConvTranspose2d(2, 2, 2), nn.Conv2d(2, 2, 2, groups=2), nn.GroupNorm(1, 2), nn.PReLU(2)],
+    ids=lambda layer: type(layer).__name__,
+)
+@pytest.mark.parametrize("structure", ["diag", "full"])
+def test_last_layer_of_any_type(last: nn.Module, structure: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh()).double()
+    model.add_module("last", copy.deepcopy(last).double())
+    x = torch.randn(5, 1, 4, 4, dtype=torch.float64)
+    y = model(x).detach()
+    la = lk.Laplace(model, "gaussian", structure, params="last", prior=0.5).fit((x, y))
+    j, _ = oracle.flat_jacobians(model, x)
+    j = j[:, :, -sum(p.numel() for p in last.parameters()) :].detach()
+    h = torch.einsum("ndp,ndq->pq", j, j)
+    h = torch.diag(h.diagonal()) if structure == "diag" else h
+    sigma = torch.linalg.inv(h + 0.5 * torch.eye(len(h), dtype=h.dtype))
+    close(la.predict(x).variance.flatten(1), torch.einsum("ndp,pq,ndq->nd", j, sigma, j))
 
 
 @pytest.mark.parametrize("method", ["mc", "empirical", "approx", "mixed", "hessian"])
