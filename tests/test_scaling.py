@@ -1,0 +1,59 @@
+"""The picture of time and memory against resolution: its cases, slopes and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import scaling
+from benchmarks.registry import load
+
+
+def entry(family: str, method: str, resolution: int, seconds: float, peak: int) -> dict[str, Any]:
+    size = {"network": "conv5", "resolution": resolution, "samples": 1}
+    info = {
+        "family": family,
+        "case": f"conv5-r{resolution}-n1",
+        "method": method,
+        "kind": "ours",
+        "size": size,
+        "error": 0.0,
+        "peak_extra_bytes": peak,
+    }
+    return {"extra_info": info, "stats": {"min": seconds}}
+
+
+def run_of(power: float) -> dict[str, Any]:
+    """Times that grow as this power of the pixels, and memory that does not grow."""
+    entries = [
+        entry("diag_approx", "lapkernels", r, 1e-6 * (r * r) ** power, 10**6)
+        for r in reversed(scaling.RESOLUTIONS)
+    ]
+    return {"benchmarks": entries, "refused": []}
+
+
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_slopes_are_powers_of_the_pixels(power: float) -> None:
+    rows = scaling.lines(run_of(power))["diag_approx", "lapkernels"]
+    assert [row.size["resolution"] for row in rows] == list(scaling.RESOLUTIONS)
+    assert scaling.slope(rows, "seconds") == pytest.approx(power)
+    assert scaling.slope(rows, "peak") == pytest.approx(0)
+    assert scaling.slope(rows[:2], "seconds") is None
+
+
+def test_families_of_the_picture_exist() -> None:
+    families = load()
+    for name, (_, _, other) in scaling.FAMILIES.items():
+        assert {"lapkernels", *([other] if other else [])} <= set(families[name].methods)
+
+
+def test_draws_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results = tmp_path / "scaling.json"
+    results.write_text(json.dumps(run_of(1.0)))
+    monkeypatch.setattr(scaling, "RESULTS", results)
+    scaling.main(["--out", str(tmp_path / "out"), "--draw"])
+    assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert "| 1.00 |" in (tmp_path / "out" / "scaling.md").read_text()
