@@ -77,6 +77,9 @@ def _push(
     A diagonal m at the results is turned into D(m) at operands and parameters, linear in m. The
     transpose takes variances v there to the gradient of <v, D(m)> in m, the same at every m.
     """
+    direct = _pushed_directly(plan, position, known, before, variance)
+    if direct is not None:
+        return [direct]
     node, like = plan.sample_nodes[position], plan.trace.prediction
     m = {id(one): like.new_zeros(one.shape, dtype=one.dtype).requires_grad_() for one in outputs}
     total: dict[int, Tensor] = {}
@@ -95,6 +98,26 @@ def _push(
         if pairs:
             add([d for d, _ in pairs], [v for _, v in pairs if v is not None])
     return [total.get(key, one.detach()) for key, one in m.items()]
+
+
+def _pushed_directly(
+    plan: Plan,
+    position: int,
+    known: list[Tensor | None],
+    before: Node | None,
+    variance: Mapping[str, Tensor],
+) -> Tensor | None:
+    """What the rule of a node with one result makes of variances, if it has a formula for them."""
+    node = plan.sample_nodes[position]
+    weights: dict[int, Tensor] = {}
+    for index in node.rule.uses:
+        share = plan.shares.get((position, index))
+        if share is None:
+            return None
+        weights[index] = share.to_weight(variance[share.name])
+    x = {index: v for index, v in enumerate(known) if v is not None}
+    with naming(node):
+        return node.rule.variance(x, weights, None if before is None else before.rule)
 
 
 def _inputs(node: Node, before: Node | None) -> list[Value]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import torch
@@ -284,6 +284,8 @@ class Convolution(Rule):
         self.samples = (where,)
         self.weight = weight.kept() if x.active else None
         self.input_size = x.shape[2:]
+        self.x = x.kept() if weight.active else None
+        self.taps = (stride, padding, dilation, transposed, output_padding, groups)
         self.geometry = _geometry(
             weight.shape[2:],
             (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding)),
@@ -336,6 +338,21 @@ class Convolution(Rule):
             slope=slope.slope,
         )
         return [value, *[None] * (len(wanted) - 1)]
+
+    def variance(
+        self, x: Mapping[int, Tensor], weights: Mapping[int, Tensor], before: Rule | None
+    ) -> Tensor | None:
+        terms: list[Tensor] = []
+        if 0 in x and self.weight is not None:
+            v = x[0] if before is None else before.slope().times_square(x[0])
+            terms.append(torch.convolution(v, self.weight.tensor.square(), None, *self.taps))
+        if 1 in weights and self.x is not None:
+            terms.append(torch.convolution(self.x.tensor.square(), weights[1], None, *self.taps))
+        if not terms:
+            return None
+        if 2 in weights:
+            terms.append(weights[2].reshape(-1, *(1,) * len(self.input_size)))
+        return sum(terms[1:], terms[0])
 
 
 def linear_matrix(rule: Rule) -> Tensor | None:

@@ -13,7 +13,7 @@ weights) get no column of their own: the rule describes how they enter as a ``Us
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
@@ -171,6 +171,16 @@ class Rule:
     ) -> list[Tensor | None]:
         """The same with the diagonal at the operand of ``before``, which made the first operand."""
         raise NotImplementedError
+
+    def variance(
+        self, x: Mapping[int, Tensor], weights: Mapping[int, Tensor], before: Rule | None
+    ) -> Tensor | None:
+        """Variance at the result from those at operands ``x`` and of ``weights``, by operand.
+
+        The first is at the operand of ``before`` if that is given. None if the transpose of
+        ``diagonal`` has to serve.
+        """
+        return None
 
 
 Builder = Callable[..., Rule]
