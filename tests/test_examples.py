@@ -20,12 +20,12 @@ RUN = (
 EXAMPLES = {
     path.stem: path
     for path in sorted((ROOT / "examples").glob("*.py"))
-    if path.stem not in ("common", "hamiltonian")
+    if path.stem not in ("common", "hamiltonian", "residual")
 }
 # Examples that compare with autograd; the others have --quick and --out.
 COMPARING = ("one_layer", "whole_model")
 # Packages that an example needs besides those of the tests.
-NEEDED = {"cubic_regression": "numpyro"}
+NEEDED = {"cubic_regression": "numpyro", "l2m_cubic": "numpyro"}
 
 
 def output(example: str, *arguments: str) -> str:

@@ -23,3 +23,14 @@ def test_documents_are_written(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     module.main(["--out", str(out), *(["--seconds", "0"] if name == "choices" else [])])
     text = out.read_text()
     assert f"python -m benchmarks.{name}" in text and f"| {size} |" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [("variational", "| difference route |"), ("l2m", "correlation of log precisions")],
+)
+def test_posteriors_are_measured(name: str, holds: str, tmp_path: Path) -> None:
+    out = tmp_path / "made.md"
+    given = ["--seconds", "0"] if name == "variational" else []
+    importlib.import_module(f"benchmarks.{name}").main(["--quick", *given, "--out", str(out)])
+    assert f"python -m benchmarks.{name}" in out.read_text() and holds in out.read_text()

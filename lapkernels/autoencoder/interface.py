@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 
-from lapkernels.autoencoder import checkpoints
 from lapkernels.autoencoder.moments import Moments, RunningMoments
 from lapkernels.autoencoder.training import Epoch, Schedule, train
 from lapkernels.curvature.selection import parameters_of
@@ -141,15 +140,6 @@ class StochasticAutoencoder(ABC):
             validation=validation, patience=patience, schedule=schedule,
             checkpoint=path, every=every, progress=progress,
         )  # fmt: skip
-        return self
-
-    def save(self, path: Any) -> None:
-        """Write weights, and what else training changes, to a safetensors file."""
-        checkpoints.save(Path(path), self)
-
-    def load(self: Self, path: Any) -> Self:
-        """Read them back, into an autoencoder made with the same networks and settings."""
-        checkpoints.load(Path(path), self)
         return self
 
     def describe(self, x: Tensor, samples: int = 100) -> Description:

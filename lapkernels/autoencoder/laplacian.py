@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
+from lapkernels.autoencoder import checkpoints
 from lapkernels.autoencoder.interface import Draws, StochasticAutoencoder
 from lapkernels.autoencoder.moments import Moments
 from lapkernels.autoencoder.networks import drawn_outputs
@@ -194,6 +196,15 @@ class LaplacianAutoencoder(StochasticAutoencoder):
             f"{self.method}, {self.update}, memory {self.memory}, prior {self.prior}, data size "
             f"{self.data_size}, threshold {self.threshold}, curvature at {self.curvature_at}"
         )
+
+    def save(self, path: Any) -> None:
+        """Write weights and precision to a safetensors file."""
+        checkpoints.save(Path(path), self)
+
+    def load(self, path: Any) -> LaplacianAutoencoder:
+        """Read them back, into an autoencoder made with the same networks and settings."""
+        checkpoints.load(Path(path), self)
+        return self
 
     def _measuring(self) -> dict[str, Any]:
         return {"threshold": self.threshold, "generator": self.generator}

@@ -15,7 +15,7 @@ from lapkernels.rules.elementwise import sum_to_shape
 from lapkernels.rules.embedding import whole_weight
 from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.samples import MixesSamples, Samples, along, elementwise
-from lapkernels.rules.shared import is_same_for_all, shared_product
+from lapkernels.rules.shared import shared_product
 from lapkernels.rules.uses import (
     OwnEntriesUse,
     ProductUse,
@@ -219,12 +219,7 @@ class Linear(Rule):
         (one,) = m
         if not wanted[0] or one is None or self.matrix is None:
             return [None] * len(wanted)
-        square = self.matrix.tensor.square()
-        if is_same_for_all(one):
-            value = (one[:1] @ square).expand(*one.shape[:-1], -1)
-        else:
-            value = one @ square
-        return [value, *[None] * (len(wanted) - 1)]
+        return [one @ self.matrix.tensor.square(), *[None] * (len(wanted) - 1)]
 
 
 @register_rule("aten::mv")
@@ -323,11 +318,7 @@ class Convolution(Rule):
         (one,) = m
         if not wanted[0] or one is None or self.weight is None:
             return [None] * len(wanted)
-        layer = (self.weight.tensor, self.input_size, self.geometry)
-        if is_same_for_all(one):
-            value = ops.squared_conv_input(one[:1], *layer).expand(len(one), -1, *self.input_size)
-        else:
-            value = ops.squared_conv_input(one, *layer)
+        value = ops.squared_conv_input(one, self.weight.tensor, self.input_size, self.geometry)
         return [value, *[None] * (len(wanted) - 1)]
 
     def diagonal_through(
@@ -337,10 +328,6 @@ class Convolution(Rule):
         if not wanted[0] or one is None or self.weight is None:
             return [None] * len(wanted)
         slope = before.slope()
-        if is_same_for_all(one):
-            (value, *rest) = self.diagonal(m, wanted)
-            assert value is not None
-            return [slope.times_square(value), *rest]
         value = ops.squared_conv_input(
             one,
             self.weight.tensor,

@@ -15,16 +15,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.rules.generic import as_tuple, filler
-from lapkernels.rules.rule import (
-    Call,
-    Kept,
-    Operand,
-    Rule,
-    Slope,
-    Unsupported,
-    register_rule,
-    unowned,
-)
+from lapkernels.rules.rule import Call, Kept, Operand, Rule, Slope, Unsupported, register_rule
 from lapkernels.rules.uses import ScaleUse
 
 _BY_AUTOGRAD = (
@@ -65,8 +56,7 @@ class Elementwise(Rule):
         where = self.samples[0]
         for index, operand in enumerate(call.operands):
             if where is not None and operand.is_weight:
-                factor = unowned(self.partial, index)
-                self.uses[index] = ScaleUse(operand.shape, where, factor)
+                self.uses[index] = ScaleUse(operand.shape, where, partial(self.partial, index))
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         one = s[0]

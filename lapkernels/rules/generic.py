@@ -6,7 +6,7 @@ This serves an op without a rule of its own. Columns go back one at a time, unle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -181,17 +181,14 @@ def filler(
 
     def fill(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(tensors)
-        return (
-            tuple(_filled(value, rest) for value in args),
-            {name: _filled(value, rest) for name, value in kwargs.items()},
-        )
+
+        def put(value: Any) -> Any:
+            if isinstance(value, Operand):
+                return next(rest)
+            if isinstance(value, (list, tuple)):
+                return type(value)(put(entry) for entry in value)
+            return value
+
+        return tuple(put(value) for value in args), {k: put(v) for k, v in kwargs.items()}
 
     return fill
-
-
-def _filled(value: Any, rest: Iterator[Tensor]) -> Any:
-    if isinstance(value, Operand):
-        return next(rest)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_filled(entry, rest) for entry in value)
-    return value

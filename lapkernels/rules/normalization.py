@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from lapkernels.rules.elementwise import sum_to_shape
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule, unowned
+from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.samples import MixesSamples, Samples, along, follow
 from lapkernels.rules.uses import OwnEntriesUse, ScaleUse, Use
 
@@ -54,7 +54,7 @@ class Affine(Rule):
         assert where is not None
         for index, operand in enumerate(call.operands):
             if operand is weight and operand.active:
-                self.uses[index] = self._use(operand, where, unowned(self.standardised))
+                self.uses[index] = self._use(operand, where, self.standardised)
             elif operand is bias and operand.active:
                 self.uses[index] = self._use(operand, where, None)
 

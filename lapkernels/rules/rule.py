@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
-from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -182,21 +181,6 @@ class Rule:
         ``diagonal`` has to serve.
         """
         return None
-
-
-def unowned(method: Callable[..., Tensor], *args: Any) -> Callable[[], Tensor]:
-    """A call of a rule's method for one of its uses, which does not keep the rule alive.
-
-    Rule and use would hold each other, and the activations, until the garbage collector comes.
-    """
-    held = WeakMethod(method)
-
-    def call() -> Tensor:
-        alive = held()
-        assert alive is not None
-        return alive(*args)
-
-    return call
 
 
 Builder = Callable[..., Rule]

@@ -56,11 +56,6 @@ def is_shared(s: Tensor) -> bool:
     return s.dim() == 3 and (s.shape[1] == 1 or s.stride(1) == 0)
 
 
-def is_same_for_all(m: Tensor) -> bool:
-    """Whether the entries of a diagonal [N, ...] are the same in all rows of dimension 0."""
-    return m.shape[0] > 1 and m.stride(0) == 0
-
-
 def joined(parts: Sequence[Tensor]) -> Tensor:
     """All columns, still shared if each part is."""
     if all(is_shared(part) for part in parts):

@@ -125,11 +125,8 @@ class WeightUse(Use):
     def squared(self, m: Tensor) -> Tensor:
         entry = self.arrange(m.unsqueeze(0))[0]
         if self.geometry.is_linear:
-            x = self.x()
-            if entry.shape[1] == 1 and len(entry) > 1 and entry.stride(0) == 0:
-                # The same m for all samples: one row, and the sum of all squares.
-                return self.stored(entry[0].mT @ x[:, 0].square().sum(0, keepdim=True))
-            return self.stored(entry.flatten(0, -2).mT @ x.flatten(0, -2).square())
+            square = self.x().flatten(0, -2).square()
+            return self.stored(entry.flatten(0, -2).mT @ square)
         return self.stored(ops.squared_conv_weight(entry, self.x(), self.geometry))
 
     def squared_sum(self, s: Tensor) -> Tensor:

@@ -2,6 +2,12 @@
 
 from lapkernels.variational.laplace import VariationalLaplace
 from lapkernels.variational.mean_field import MeanField, VariationalInference
-from lapkernels.variational.objective import MaximumAPosteriori
+from lapkernels.variational.objective import MaximumAPosteriori, Objective
 
-__all__ = ["MaximumAPosteriori", "MeanField", "VariationalInference", "VariationalLaplace"]
+__all__ = [
+    "MaximumAPosteriori",
+    "MeanField",
+    "Objective",
+    "VariationalInference",
+    "VariationalLaplace",
+]

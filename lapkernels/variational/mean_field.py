@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature import Diagonal
 from lapkernels.curvature.selection import Batch, batches_of
+from lapkernels.curvature.state import Summary
+from lapkernels.laplace import Laplace, Prediction, Prior
+from lapkernels.laplace.fitting import Measured
 from lapkernels.ops import gaussian_kl
 from lapkernels.variational.objective import Objective
 
@@ -50,7 +54,43 @@ class MeanField(Objective, ABC):
             log_stds.append(log_std)
         return torch.stack([gaussian_kl(*group, std) for std, group in groups.items()]).sum()
 
-    def sample(self) -> dict[str, Tensor]:
+    def laplace(self) -> Laplace:
+        """The same Gaussian as a :class:`lapkernels.Laplace` of structure diag, as it is now.
+
+        Its curvature is 1/σ² - 1/s², so that another prior can be tried with ``set_prior``.
+        """
+        values = {name: torch.tensor(s**-2.0).double() for name, s in self.prior_std.items()}
+        prior = Prior({name: (name,) for name in values}, values)
+        found = Laplace(
+            self.model, self.likelihood, "diag", "mc", list(self.names), prior, output=self.output
+        )
+        curvature = {
+            name: (-2 * log_std.detach().double()).exp() - values[name].to(log_std.device)
+            for name, log_std in zip(self.names, self.log_std, strict=True)
+        }
+        summary = Summary.of(self.data_size, found.parameters, "mean field", self.likelihood)
+        state = {name: h.to(self.log_std[0].dtype) for name, h in curvature.items()}
+        found.measured = Measured(Diagonal(state, summary), self.data_size, None, None)
+        return found
+
+    def predict(self, x: Any, **options: Any) -> Prediction:
+        """The predictive distribution, with the options of :meth:`lapkernels.Laplace.predict`."""
+        return self.laplace().predict(x, **options)
+
+    def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+        """Parameters drawn from q, [count, *shape] by name."""
+        return self.laplace().sample(count, generator)
+
+    def save(self, path: Any) -> None:
+        """Write q to a safetensors file, without the model; a ``state_dict`` resumes training."""
+        self.laplace().save(path)
+
+    @staticmethod
+    def load(path: Any, model: nn.Module, *, likelihood: Any = None) -> Laplace:
+        """The Gaussian that was saved, around the parameters it was trained with."""
+        return Laplace.load(path, model, likelihood=likelihood)
+
+    def draw(self) -> dict[str, Tensor]:
         """One draw of the parameters by name, differentiable in μ and log σ."""
         return {
             name: mean + log_std.exp() * _noise(mean, self.generator)
@@ -61,7 +101,7 @@ class MeanField(Objective, ABC):
     def sampled_outputs(self, x: Any, samples: int = 10) -> Tensor:
         """Outputs of networks drawn from q, [samples, N, *out]."""
         batch = next(batches_of(x))
-        return torch.stack([self.outputs(batch, self.sample()) for _ in range(samples)])
+        return torch.stack([self.outputs(batch, self.draw()) for _ in range(samples)])
 
     def elbo(self, data: Iterable[Any]) -> float:
         """The tempered evidence lower bound by this method's own estimate, in nats.
@@ -84,7 +124,7 @@ class VariationalInference(MeanField):
 
     def fit(self, batch: Batch) -> Tensor:
         """-log p(y | x, w) of the draw."""
-        return self.likelihood.nll(self.outputs(batch, self.sample()), batch.target)
+        return self.likelihood.nll(self.outputs(batch, self.draw()), batch.target)
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:

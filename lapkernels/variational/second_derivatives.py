@@ -1,9 +1,10 @@
-r"""Second derivatives of convolutions and batch normalisation in as few passes as there can be.
+r"""Second derivatives of convolutions, batch norm and softplus in as few passes as there can be.
 
 The gradient of a function of gradients goes back through the backward pass. What torch runs there
-for a convolution z = w * x are convolutions with the batch as channels, and for batch normalisation
-some fifty elementwise ops. Inside ``lean_second_derivatives`` both are written out instead, so that
-the second pass costs about twice the first, as its arithmetic says. Everything else is torch's.
+for a convolution z = w * x are convolutions with the batch as channels, for batch normalisation
+some fifty elementwise ops, and for softplus an exponential each time. Inside
+``lean_second_derivatives`` all three are written out instead, so that the second pass costs about
+twice the first, as its arithmetic says. Everything else is torch's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from lapkernels.variational.convolution_calls import CONVOLUTIONS, convolution_g
 
 _convolution_backward = torch.ops.aten.convolution_backward
 _batch_norm_backward = torch.ops.aten.native_batch_norm_backward
+_sigmoid_backward = torch.ops.aten.sigmoid_backward
+_softplus_backward = torch.ops.aten.softplus_backward
 
 
 class _Convolution(Function):
@@ -123,24 +126,26 @@ class _BatchNormGradient(Function):
         wanted: Sequence[bool],
     ) -> Any:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(g, x, weight, mean, r)
+        found = _batch_norm_backward(g, x, weight, None, None, mean, r, True, eps, list(wanted))
+        ctx.save_for_backward(g, x, weight, mean, r, *found[1:])
         ctx.eps = eps
-        return _batch_norm_backward(g, x, weight, None, None, mean, r, True, eps, list(wanted))
+        return found
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         u, p, q = grads
-        g, x, weight, mean, r = ctx.saved_tensors
+        g, x, weight, mean, r, dot, total = ctx.saved_tensors
         count = x.numel() // x.shape[1]
         if torch.is_grad_enabled():
-            # A third derivative: the statistics depend on x.
+            # A third derivative: the statistics depend on x, and sums on g.
             mean = _channel_sum(x) / count
             r = (_channel_sum((x - _by_channel(mean, x)).square()) / count + ctx.eps).rsqrt()
+            dot = total = None
         zero = torch.zeros_like(mean)
         weight = torch.ones_like(mean) if weight is None else weight
         p, q = zero if p is None else p, zero if q is None else q
-        g_mean = _channel_sum(g) / count
-        s = r * (_channel_dot(g, x) / count - mean * g_mean)
+        g_mean = (_channel_sum(g) if total is None else total) / count
+        s = r * (_channel_dot(g, x) / count - mean * g_mean) if dot is None else dot / count
         if u is None:
             u_mean, t, k = zero, zero, zero
         else:
@@ -161,6 +166,43 @@ class _BatchNormGradient(Function):
         )
         to_weight = r * k if ctx.needs_input_grad[2] else None
         return to_g, to_x, to_weight, None, None, None, None
+
+
+class _Softplus(Function):
+    """a = log(1 + exp(beta z)) / beta, with the slope s = sigmoid(beta z) kept for all passes."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, beta: float, threshold: float) -> Tensor:
+        ctx.save_for_backward(z, _slope(z, beta, threshold))
+        ctx.how = beta, threshold
+        return F.softplus(z, beta, threshold)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return _SoftplusGradient.apply(grads[0], *ctx.saved_tensors, ctx.how), None, None
+
+
+class _SoftplusGradient(Function):
+    """From g to g s. With the cotangent u: u s in g, and beta u g s (1 - s) in z."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, z: Tensor, s: Tensor, how: tuple[float, float]) -> Tensor:
+        ctx.save_for_backward(g, z, s)
+        ctx.how = how
+        return g * s
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (u,) = grads
+        g, z, s = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            s = _slope(z, *ctx.how)
+        return u * s, _sigmoid_backward(ctx.how[0] * u * g, s), None, None
+
+
+def _slope(z: Tensor, beta: float, threshold: float) -> Tensor:
+    """The derivative of softplus, exactly one where torch takes it for linear."""
+    return _softplus_backward(torch.ones_like(z), z, beta, threshold)
 
 
 def _by_channel(values: Tensor, like: Tensor) -> Tensor:
@@ -224,9 +266,14 @@ def _batch_norm(
     return _BatchNorm.apply(x, weight, bias, (running_mean, running_var), momentum, eps)
 
 
+def _softplus(func: Any, z: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    return _Softplus.apply(z, beta, threshold)
+
+
 _LEAN: Mapping[Any, Callable[..., Tensor | None]] = {
     **dict.fromkeys(CONVOLUTIONS, _convolution),
     F.batch_norm: _batch_norm,
+    F.softplus: _softplus,
 }
 
 

@@ -178,19 +178,6 @@ def test_training_goes_on_to_the_same_bits(name: str, tmp_path: Any) -> None:
     assert all(torch.equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_files_hold_what_was_trained(name: str, tmp_path: Any) -> None:
-    ae = EVERY[name]()
-    ae.step(vectors())
-    ae.save(tmp_path / "ae.safetensors")
-    again = EVERY[name]().load(tmp_path / "ae.safetensors")
-    pairs = zip(ae.model.parameters(), again.model.parameters(), strict=True)
-    assert all(torch.equal(a, b) for a, b in pairs)
-    other = EVERY["plain" if name != "plain" else "ensemble"]()
-    with pytest.raises(ValueError, match="belongs to another model"):
-        other.load(tmp_path / "ae.safetensors")
-
-
 def test_validation_does_not_change_training() -> None:
     def fit(validation: Tensor | None) -> StochasticAutoencoder:
         data = None if validation is None else [validation]

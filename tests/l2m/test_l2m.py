@@ -71,6 +71,30 @@ def test_a_frozen_model_gives_the_empirical_fisher() -> None:
     torch.testing.assert_close(q.predict(x[:5]).variance, la.predict(x[:5]).variance)
 
 
+def test_at_convergence_it_is_the_empirical_fisher_up_to_noise() -> None:
+    """Labels drawn from a network of the same shape, so that the data can be explained."""
+    torch.manual_seed(0)
+    x, teacher, net = torch.randn(1000, 2).double(), model(), model()
+    with torch.no_grad():
+        for p in teacher.parameters():
+            p.normal_()
+        y = torch.multinomial(teacher(x).softmax(1), 1).squeeze(1)
+    optimizer = torch.optim.AdamW(net.parameters(), 2e-2, betas=(0.9, 0.998), weight_decay=1e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 2000)
+    for _ in range(2000):
+        part = torch.randint(1000, (25,))
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x[part]), y[part]).backward()
+        optimizer.step()
+        schedule.step()
+    moments = second_moments(optimizer, dict(net.named_parameters()))
+    fisher = lk.diag(net, (x, y), "categorical", method="empirical")
+    ours = torch.cat([(1000 * 25 * moments[name]).flatten() for name in fisher]).log()
+    truth = torch.cat([value.flatten() for value in fisher.values()]).log()
+    assert torch.corrcoef(torch.stack([ours, truth]))[0, 1] > 0.95
+    assert (ours - truth).abs().median() < 0.2
+
+
 def test_mean_and_sum_of_the_loss_agree() -> None:
     found = []
     for reduction in ("mean", "sum"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_draws_have_the_mean_and_the_spread() -> None:
     q = posterior(generator=torch.Generator().manual_seed(0))
     count = 2000
     with torch.no_grad():
-        draws = [torch.cat([w.flatten() for w in q.sample().values()]) for _ in range(count)]
+        draws = [torch.cat([w.flatten() for w in q.draw().values()]) for _ in range(count)]
     stacked = torch.stack(draws)
     mean = torch.cat([m.flatten() for m in q.means])
     std = torch.cat([s.exp().flatten() for s in q.log_std])
@@ -54,7 +55,7 @@ def test_loss_is_that_of_the_draw() -> None:
     x, y = torch.randn(5, 3).double(), torch.randn(5, 2).double()
     loss = q.loss(x, y)
     q.generator = torch.Generator().manual_seed(0)
-    f = torch.func.functional_call(q.model, q.sample(), x)
+    f = torch.func.functional_call(q.model, q.draw(), x)
     expected = 0.5 * (f - y).square().sum() / 5 + 0.3 / 20 * gaussian_kl(q)
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
     gradients = torch.autograd.grad(loss, list(q.parameters()))
@@ -123,6 +124,61 @@ def test_state_goes_round() -> None:
     part = VariationalInference(prepared(dense(3, 4, 2)), "gaussian", 20, params=["0"])
     with pytest.raises((ValueError, RuntimeError), match=r"log_std|other parameters"):
         part.load_state_dict(q.state_dict())
+
+
+def spread_out(options: dict[str, Any] | None = None) -> VariationalInference:
+    """A posterior with a σ of its own for every entry."""
+    q = posterior(**(options or {}))
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for log_std in q.log_std:
+            log_std.add_(torch.rand_like(log_std))
+    return q
+
+
+def test_the_interface_of_laplace_has_the_same_gaussian() -> None:
+    q = spread_out({"prior_std": {"0": 0.5, "2": 2.0}})
+    x = torch.randn(4, 3).double()
+    jacobian = torch.func.jacrev(lambda values: torch.func.functional_call(q.model, values, x))(
+        dict(q.model.named_parameters())
+    )
+    variance = sum(
+        (jacobian[name].square() * (2 * log_std).exp()).flatten(2).sum(-1)
+        for name, log_std in zip(q.names, q.log_std, strict=True)
+    )
+    found = q.predict(x)
+    torch.testing.assert_close(found.mean, q(x))
+    torch.testing.assert_close(found.variance, variance)
+    drawn = q.sample(3, torch.Generator().manual_seed(0))
+    assert {name: tuple(w.shape) for name, w in drawn.items()} == {
+        name: (3, *p.shape) for name, p in q.model.named_parameters()
+    }
+    for (name, w), log_std, mean in zip(drawn.items(), q.log_std, q.means, strict=True):
+        many = q.sample(2000, torch.Generator().manual_seed(0))[name]
+        assert ((many.std(0) / log_std.exp() - 1).abs() < 5 / math.sqrt(4000)).all()
+        assert ((many.mean(0) - mean).abs() < 5 * log_std.exp() / math.sqrt(2000)).all()
+        assert not w.requires_grad
+
+
+def test_another_prior_for_what_was_learnt() -> None:
+    """1/σ² = h + 1/s², so that with precision λ the variance is 1 / (1/σ² - 1/s² + λ)."""
+    q = spread_out({"prior_std": 0.5})
+    variance = q.laplace().set_prior(7.0).posterior.variance()
+    for name, log_std in zip(q.names, q.log_std, strict=True):
+        torch.testing.assert_close(variance[name], 1 / ((-2 * log_std).exp() - 4 + 7))
+
+
+def test_files_go_round(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    q = spread_out()
+    x = torch.randn(4, 3).double()
+    q.save(tmp_path / "q.safetensors")
+    again = VariationalInference.load(tmp_path / "q.safetensors", q.model)
+    torch.testing.assert_close(again.predict(x).variance, q.predict(x).variance)
+    with torch.no_grad():
+        q.means[0].add_(1)
+    with pytest.raises(ValueError, match="other parameter values"):
+        VariationalInference.load(tmp_path / "q.safetensors", q.model)
 
 
 def test_sampled_outputs_spread_with_the_posterior() -> None:

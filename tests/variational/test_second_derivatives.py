@@ -89,6 +89,26 @@ def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
     assert gradgradcheck(lean(call), inputs)
 
 
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (0.5, 20.0), (2.0, 1.0)])
+def test_softplus(beta: float, threshold: float) -> None:
+    """With one entry far in the part that torch takes for linear."""
+    torch.manual_seed(0)
+    z = torch.cat([torch.randn(6).double(), torch.tensor([41.0]).double()]).requires_grad_()
+
+    def call(z: Tensor) -> Tensor:
+        return F.softplus(z, beta, threshold)
+
+    assert torch.equal(lean(call)(z), call(z))
+    values = [
+        torch.autograd.grad(f(z).pow(3).sum(), z, create_graph=True)[0] for f in (lean(call), call)
+    ]
+    torch.testing.assert_close(*values, rtol=1e-14, atol=0)
+    second = [torch.autograd.grad(v.pow(2).sum(), z, create_graph=True)[0] for v in values]
+    torch.testing.assert_close(*second, rtol=1e-13, atol=0)
+    third = [torch.autograd.grad(v.pow(2).sum(), z)[0] for v in second]
+    torch.testing.assert_close(*third, rtol=1e-12, atol=0)
+
+
 def test_batch_norm_updates_its_statistics_once() -> None:
     torch.manual_seed(0)
     x = random(5, 3, 2)

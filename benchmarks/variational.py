@@ -1,0 +1,217 @@
+"""Steps of Variational Laplace over a step at the mode, and the error of its difference route.
+
+python -m benchmarks.variational --out docs/measured/variational.md
+
+A pre-activation ResNet with softplus and batch norm in training mode, 32 x 32. A step is loss,
+backward pass and Adam; the plain one differentiates the squared gradient by torch's own double
+backward.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import gc
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from benchmarks.architectures import resnet
+from benchmarks.document import table, write
+from benchmarks.report import duration
+from lapkernels.curvature.selection import Batch
+from lapkernels.variational import MeanField, Objective
+
+RELATIVE = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
+DATA_SIZE = 50_000
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/measured/variational.md"))
+    parser.add_argument("--seconds", type=float, default=60.0, help="of rounds")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--quick", action="store_true", help="a tiny network, for a test")
+    chosen = parser.parse_args(argv)
+    widths, side = ((4, 6), 8) if chosen.quick else ((16, 32, 64), 32)
+    distance = from_plain(widths, side)
+    if distance > 1e-10:
+        raise SystemExit(f"the exact route is {distance:.1e} away from plain double backward")
+    found = steps(widths, side, 4 if chosen.quick else chosen.batch, chosen.seconds)
+    parts = [
+        f"Batch {chosen.batch}, float32, least time over interleaved rounds. In float64 the exact "
+        f"route's gradients are {distance:.0e} away from those of plain double backward.",
+        "",
+        *table(["step", "time", "over the mode's"], [row(k, found) for k in found]),
+        "",
+        "## Error of the difference route",
+        "",
+        "Length of (gradient by difference - exact gradient) over that of the exact one, for "
+        "steps ε v of several lengths relative to μ, batch 8: of all means together, and of single "
+        "parameters. The default step is marked.",
+        "",
+        *table(
+            ["dtype", "step", "together", "median parameter", "worst parameter"],
+            [
+                line
+                for dtype in (torch.float32, torch.float64)
+                for line in errors(widths, side, dtype)
+            ],
+        ),
+        "",
+        "By parameter in float32 with the default step:",
+        "",
+        *table(["parameter", "error", "share of the gradient"], layers(widths, side)),
+    ]
+    write(chosen.out, "Variational Laplace", "python -m benchmarks.variational", parts)
+
+
+def smooth(widths: Sequence[int], dtype: torch.dtype = torch.float32) -> nn.Module:
+    """The ResNet with softplus for ReLU, in training mode."""
+    torch.manual_seed(0)
+    model = resnet(widths, 2, 10)
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.ReLU):
+                setattr(module, name, nn.Softplus())
+    return model.to(dtype).train()
+
+
+def data(batch: int, side: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+    """Images and labels."""
+    torch.manual_seed(1)
+    return torch.randn(batch, 3, side, side, dtype=dtype), torch.randint(10, (batch,))
+
+
+class PlainDoubleBackward(lk.VariationalLaplace):
+    """The same objective with torch's own second derivatives."""
+
+    def _exact(self, batch: Batch) -> Tensor:
+        f = self.outputs(batch)
+        gradient = torch.autograd.grad(self._drawn(f, batch), self.means, create_graph=True)
+        penalty = sum(
+            ((2 * log_std).exp() * g.square()).sum()
+            for log_std, g in zip(self.log_std, gradient, strict=True)
+        )
+        return self.likelihood.nll(f, batch.target) + 0.5 * penalty
+
+
+def gradients(q: Objective, x: Tensor, y: Tensor) -> dict[str, Tensor]:
+    """Of all parameters by name, with labels drawn from the same seed each time."""
+    if isinstance(q, MeanField):
+        q.generator = torch.Generator().manual_seed(2)
+    found = torch.autograd.grad(q.loss(x, y), list(q.parameters()))
+    return dict(zip((name for name, _ in q.named_parameters()), found, strict=True))
+
+
+def from_plain(widths: Sequence[int], side: int) -> float:
+    """Relative distance of the exact route's gradients from plain double backward, float64."""
+    x, y = data(4, side, torch.float64)
+    model = smooth(widths, torch.float64)
+    plain, ours = (
+        gradients(kind(model, "categorical", DATA_SIZE), x, y)
+        for kind in (PlainDoubleBackward, lk.VariationalLaplace)
+    )
+    return _error(ours, plain, list(plain))
+
+
+def steps(widths: Sequence[int], side: int, batch: int, seconds: float) -> dict[str, float]:
+    """Least seconds of a step of each method, in interleaved rounds."""
+    x, y = data(batch, side)
+    kinds: dict[str, Callable[..., Objective]] = {
+        "mode (MAP)": lk.MaximumAPosteriori,
+        "variational inference, one draw": lk.VariationalInference,
+        "plain double backward": PlainDoubleBackward,
+        "exact route": lk.VariationalLaplace,
+        "difference route": functools.partial(lk.VariationalLaplace, route="difference"),
+    }
+    objectives = {k: kind(smooth(widths), "categorical", DATA_SIZE) for k, kind in kinds.items()}
+    calls = {name: _step(q, x, y) for name, q in objectives.items()}
+    found = {name: min(call(), call()) for name, call in calls.items()}
+    gc.disable()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        for name, call in calls.items():
+            found[name] = min(found[name], call())
+    gc.enable()
+    return found
+
+
+def _step(q: Objective, x: Tensor, y: Tensor) -> Callable[[], float]:
+    """A step that takes its own time."""
+    optimizer = torch.optim.Adam(q.param_groups(1e-6))
+
+    def call() -> float:
+        start = time.perf_counter()
+        optimizer.zero_grad()
+        q.loss(x, y).backward()
+        optimizer.step()
+        return time.perf_counter() - start
+
+    return call
+
+
+def row(name: str, found: Mapping[str, float]) -> list[str]:
+    """Time, and ratio to the mode's."""
+    return [name, duration(found[name]), f"{found[name] / found['mode (MAP)']:.2f}"]
+
+
+def errors(widths: Sequence[int], side: int, dtype: torch.dtype) -> list[list[str]]:
+    """A line for each length of the step."""
+    default = 0.1 * torch.finfo(dtype).eps ** 0.5
+    lines = []
+    for relative in (*RELATIVE, default):
+        exact, difference = _both(widths, side, dtype, relative)
+        single = torch.tensor([_error(difference, exact, [name]) for name in exact])
+        together = _error(difference, exact, list(exact))
+        mark = " (default)" if relative == default else ""
+        lines.append(
+            [str(dtype).removeprefix("torch."), f"{relative:.1e}{mark}", f"{together:.1e}"]
+            + [f"{value:.1e}" for value in (single.median().item(), single.max().item())]
+        )
+    return lines
+
+
+def layers(widths: Sequence[int], side: int) -> list[list[str]]:
+    """A line for each parameter with a σ, in float32 with the default step."""
+    exact, difference = _both(widths, side, torch.float32, None)
+    length = _norm(exact.values())
+    return [
+        [name.removeprefix("model."), f"{_error(difference, exact, [name]):.1e}",
+         f"{_norm([exact[name]]) / length:.1%}"]
+        for name in exact
+    ]  # fmt: skip
+
+
+def _both(
+    widths: Sequence[int], side: int, dtype: torch.dtype, relative: float | None
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Gradients of the means by the exact route, and by the difference route."""
+    x, y = data(8, side, dtype)
+    model = smooth(widths, dtype)
+    objectives = (
+        lk.VariationalLaplace(model, "categorical", DATA_SIZE),
+        lk.VariationalLaplace(model, "categorical", DATA_SIZE, route="difference", step=relative),
+    )
+    exact, difference = (
+        {k: g for k, g in gradients(q, x, y).items() if k.startswith("model.")} for q in objectives
+    )
+    return exact, difference
+
+
+def _norm(tensors: Iterable[Tensor]) -> float:
+    return float(torch.stack([t.double().norm() for t in tensors]).norm())
+
+
+def _error(found: Mapping[str, Tensor], truth: Mapping[str, Tensor], names: Sequence[str]) -> float:
+    away = _norm([found[name] - truth[name] for name in names])
+    return away / _norm([truth[name] for name in names])
+
+
+if __name__ == "__main__":
+    main()
