@@ -70,10 +70,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         held = 5 if chosen.quick else 20
         train, new = x[:-held], x[-held:]
         torch.manual_seed(0)
-        settings = {"data_size": len(train), **models.ONLINE}
         model = lk.LaplacianAutoencoder(
             encoder(), decoder(),
-            likelihood=lk.likelihoods.Gaussian(models.NOISE), optimizer=models.adam, **settings,
+            likelihood=lk.likelihoods.Gaussian(models.NOISE), optimizer=models.adam,
+            **models.ONLINE,
         )  # fmt: skip
         model.fit(DataLoader(TensorDataset(train), 32, shuffle=True), 1 if chosen.quick else 25)
         found = model.reconstruct(new, 5 if chosen.quick else 30)

@@ -24,12 +24,8 @@ from lapkernels.autoencoder import (
 
 # Variance of a pixel around its reconstruction, the same for all but those that learn it.
 NOISE = 0.05
-# The rule whose fixed point is the curvature of all data, with a memory of some fifty batches.
-ONLINE: dict[str, Any] = {
-    "update": "natural_gradient",
-    "memory": 0.02,
-    "initial_precision": 1e3,
-}
+# The paper's rule, from a precision at which the first draws do not drown the signal.
+ONLINE: dict[str, Any] = {"update": "online", "memory": 1e-3, "initial_precision": 100.0}
 
 
 @dataclass(frozen=True)
@@ -128,10 +124,9 @@ def post_hoc(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencod
 def online(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencoder:
     """A Laplacian autoencoder trained from the start."""
     torch.manual_seed(seed)
-    settings = {"data_size": len(images.x), **recipe.online}
     made = lk.LaplacianAutoencoder(
         recipe.encoder(images.side, 2), recipe.decoder(images.side),
-        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed, **settings,
+        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed, **recipe.online,
     )  # fmt: skip
     return made.fit(images.loader(), recipe.epochs)
 
