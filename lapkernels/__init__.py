@@ -13,6 +13,7 @@ from lapkernels.curvature import (
     Kronecker,
     LowRank,
     Refused,
+    Shard,
     blocks,
     diag,
     full,
@@ -27,6 +28,7 @@ from lapkernels.curvature import (
     predictive_variance,
     propagated_variance,
     sample_gradients,
+    use_processes,
 )
 from lapkernels.kernels import use_backend
 from lapkernels.l2m import L2M, Mixture
@@ -57,6 +59,7 @@ __all__ = [
     "MaximumAPosteriori",
     "Prior",
     "Refused",
+    "Shard",
     "VariationalInference",
     "VariationalLaplace",
     "blocks",
@@ -77,4 +80,5 @@ __all__ = [
     "register_rule",
     "sample_gradients",
     "use_backend",
+    "use_processes",
 ]

@@ -19,7 +19,9 @@ from lapkernels.curvature.kron_corrected import CorrectedKronecker, kron_correct
 from lapkernels.curvature.kronecker import Factors, Kronecker
 from lapkernels.curvature.low_rank import LowRank, low_rank
 from lapkernels.curvature.predictive import predictive_covariance, predictive_variance
+from lapkernels.curvature.processes import use_processes
 from lapkernels.curvature.propagated import propagated_variance
+from lapkernels.curvature.sharing import Shard
 from lapkernels.curvature.state import Diagonal
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
     "KroneckerEigenbasis",
     "LowRank",
     "Refused",
+    "Shard",
     "blocks",
     "diag",
     "full",
@@ -50,4 +53,5 @@ __all__ = [
     "predictive_variance",
     "propagated_variance",
     "sample_gradients",
+    "use_processes",
 ]

@@ -32,6 +32,7 @@ from lapkernels.curvature.parameter_uses import ParameterUses, matrix_entries, m
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import ByName, Summary
 from lapkernels.curvature.steps import jacobian_rows
 from lapkernels.curvature.walk import Collector
@@ -64,6 +65,7 @@ class Blocks(ByName[Tensor]):
         return Blocks(values, summary, self.names, self.by, self.positions)
 
 
+@summed
 @torch.no_grad()
 def blocks(
     model: nn.Module,

@@ -16,6 +16,7 @@ from lapkernels.curvature.mixed import features, pull_mixed
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import Likelihood, resolve
@@ -27,6 +28,7 @@ Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
 Sampler = Literal["labels", "signs"]
 
 
+@summed
 @torch.no_grad()
 def diag(
     model: nn.Module,

@@ -2,7 +2,7 @@ r"""Kronecker-factored blocks in their eigenbasis, :math:`Q = Q_B \otimes Q_A`."
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -13,6 +13,7 @@ from lapkernels import ops
 from lapkernels.curvature.decompositions import eigen
 from lapkernels.curvature.kronecker import Factors
 from lapkernels.curvature.parameter_uses import features_last
+from lapkernels.curvature.processes import processes
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules import WeightUse
 
@@ -41,6 +42,15 @@ class Eigenbasis:
             return cls(factors, output, None, values.unsqueeze(2) * inputs.unsqueeze(1))
         others, basis = eigen(inputs, f"the Kronecker factor A of {name}")
         return cls(factors, output, basis, values.unsqueeze(2) * others.unsqueeze(1))
+
+    def same_basis(self, other: Eigenbasis) -> bool:
+        """Whether both have the same eigenvectors."""
+        if self.factors is other.factors:
+            return True
+        if (self.input is None) != (other.input is None):
+            return False
+        same = self.input is None or other.input is None or torch.equal(self.input, other.input)
+        return same and torch.equal(self.output, other.output)
 
     def rotate(self, matrix: Tensor) -> Tensor:
         """Q_Bᵀ G Q_A of G [L.., groups, O / g, I / g * K]."""
@@ -71,3 +81,37 @@ class Eigenbasis:
         matrix = self.factors.to_matrix(unit.reshape(size, *self.factors.shape))
         rotated = self.rotate(matrix).flatten(1)
         return (rotated * self.values.flatten()) @ rotated.T
+
+
+def eigenbases(found: Mapping[str, Factors]) -> dict[str, Eigenbasis]:
+    """The bases of all parameters, which several processes share out by cost."""
+    together = processes()
+    costs = [_cost(factors) for factors in found.values()]
+    own = [rank == together.rank for rank in shared_out(costs, together.size)]
+
+    def decomposed() -> dict[str, tuple[Tensor, Tensor | None, Tensor]]:
+        bases = [
+            (name, Eigenbasis.of(factors, name))
+            for mine, (name, factors) in zip(own, found.items(), strict=True)
+            if mine
+        ]
+        return {name: (basis.output, basis.input, basis.values) for name, basis in bases}
+
+    parts = together.everywhere("decompositions", decomposed) or {}
+    return {name: Eigenbasis(factors, *parts[name]) for name, factors in found.items()}
+
+
+def _cost(factors: Factors) -> int:
+    """Decompositions of both factors, in cubes of their sizes."""
+    groups, out, features = factors.matrix_shape
+    dense = factors.input_sum is not None and factors.input_sum.dim() == 3
+    return groups * (out**3 + (features**3 if dense else 0))
+
+
+def shared_out(costs: Sequence[int], count: int) -> list[int]:
+    """Who of ``count`` does each task: the largest first, each to who has least to do."""
+    loads, owners = [0] * count, [0] * len(costs)
+    for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
+        owners[task] = min(range(count), key=loads.__getitem__)
+        loads[owners[task]] += costs[task]
+    return owners

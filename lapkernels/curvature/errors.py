@@ -7,3 +7,7 @@ class Refused(RuntimeError):
 
 class SamplesLost(Refused):
     """It cannot be told which entry belongs to which sample."""
+
+
+class NoBatch(ValueError):
+    """Data without a batch, which may be one process's share of data that have some."""

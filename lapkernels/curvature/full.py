@@ -19,6 +19,7 @@ from lapkernels.curvature.hessian import hessian_rows
 from lapkernels.curvature.joint import LIMIT, JointBlocks
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Summary, slices_of
 from lapkernels.likelihoods import resolve
 
@@ -51,6 +52,7 @@ class Full:
         return Full(self.matrix + other.matrix, self.slices, summary)
 
 
+@summed
 def full(
     model: nn.Module,
     data: Any,

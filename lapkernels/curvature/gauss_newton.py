@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.passes import with_progress
+from lapkernels.curvature.processes import processes
 from lapkernels.curvature.products import check_samples, graph_of
 from lapkernels.curvature.selection import (
     Output,
@@ -16,10 +17,13 @@ from lapkernels.curvature.selection import (
     batches_of,
     check_mode,
     parameters_of,
+    plain,
 )
+from lapkernels.curvature.sharing import Part
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.chunks import slices
 
+T = TypeVar("T")
 Method = Literal["exact", "mc", "empirical"]
 
 
@@ -59,9 +63,7 @@ def ggn_product(
                 f"vector of {name} has shape {tuple(vector[name].shape)}, not "
                 f"{tuple(parameter.shape)}"
             )
-    total = {name: torch.zeros_like(p).unsqueeze(0) for name, p in operator.chosen.items()}
-    operator.add([vector[name].unsqueeze(0) for name in total], list(total.values()))
-    return {name: value.squeeze(0) for name, value in total.items()}
+    return operator.by_parameter(vector)
 
 
 class OutputCurvature:
@@ -83,7 +85,8 @@ class OutputCurvature:
         if method == "mc":
             device = "cpu" if generator is None else generator.device
             draw = torch.randint(2**62, (), generator=generator, device=device)
-            self._seed = int(draw)
+            # Several processes draw for different batches.
+            self._seed = int(draw) + processes().rank
 
     def draws(self, device: torch.device) -> torch.Generator:
         """Random numbers for one sweep over the data, the same in every sweep."""
@@ -122,25 +125,41 @@ class GaussNewton:
         budget: int | None,
         progress: bool,
     ) -> None:
-        check_mode(model)
-        self.model, self.data, self.output = model, data, output
-        self.outputs = outputs
-        self.chosen = parameters_of(model, params)
-        self.budget, self.progress = budget, progress
+        self.model = plain(model)
+        check_mode(self.model)
+        self.data, self.output, self.outputs = data, output, outputs
+        self.chosen = parameters_of(self.model, params)
+        self.together = processes()
+        self.budget, self.progress = budget, progress and self.together.rank == 0
         self.count = self.entries = self.step = self.sweeps = 0
         self.size = sum(p.numel() for p in self.chosen.values())
 
     def columns(self, vectors: Tensor) -> Tensor:
         """H V of ``vectors`` [P, K], one sweep over the data."""
         total = torch.zeros_like(vectors)
-        self.add(self._rows(vectors), self._rows(total))
-        return total
+        return self._sum(total, self._rows(vectors), self._rows(total))
 
-    def add(self, vectors: Sequence[Tensor], total: Sequence[Tensor]) -> None:
+    def by_parameter(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """H v of a vector that has a tensor for each parameter."""
+        total = {name: torch.zeros_like(p) for name, p in self.chosen.items()}
+        rows = [[found[name].unsqueeze(0) for name in total] for found in (vector, total)]
+        return self._sum(total, *rows)
+
+    def _sum(self, total: T, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> T:
+        """The products in ``total``, whose views are ``rows``, with those of other processes."""
+        part = Part(self.data, self.together)
+        data = part.data if self.together.size == 1 else part
+        what = f"sweep {self.sweeps} of products"
+        found = part.sum(what, lambda: {"count": self._add(data, vectors, rows), "total": total})
+        self.count = found["count"]
+        self.sweeps += 1
+        return found["total"]
+
+    def _add(self, data: Any, vectors: Sequence[Tensor], total: Sequence[Tensor]) -> int:
         """Add H V of ``vectors`` [K, *shape] to ``total``, each with a tensor by parameter."""
         first, count = self.count == 0, 0
         draws = self.outputs.draws(next(iter(self.chosen.values())).device)
-        batches = batches_of(self.data)
+        batches = batches_of(data)
         for batch in with_progress(batches, self.data) if self.progress else batches:
             with graph_of(self.model, batch, self.chosen, self.output) as graph:
                 seen = None
@@ -159,8 +178,7 @@ class GaussNewton:
                     for value, part in zip(total, graph.transposed(s), strict=True):
                         value[some] += part
             count += batch.count
-        self.count = count
-        self.sweeps += 1
+        return count
 
     def _rows(self, columns: Tensor) -> list[Tensor]:
         """Views [K, *shape] by parameter of columns [P, K]."""

@@ -16,6 +16,7 @@ from lapkernels.curvature.diag import (
 )
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.likelihoods import resolve
 
@@ -27,7 +28,14 @@ class GradientAndDiagonal(NamedTuple):
     gradient: dict[str, Tensor]
     diagonal: Diagonal
 
+    def merge(self, other: GradientAndDiagonal) -> GradientAndDiagonal:
+        """Of both data sets together."""
+        gradient = {name: value + other.gradient[name] for name, value in self.gradient.items()}
+        diagonal = self.diagonal.merge(other.diagonal)
+        return GradientAndDiagonal(self.loss + other.loss, gradient, diagonal)
 
+
+@summed
 @torch.no_grad()
 def gradient_and_diag(
     model: nn.Module,

@@ -23,11 +23,13 @@ from lapkernels.curvature.selection import (
     check_mode,
     parameters_of,
 )
+from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.chunks import slices
 
 
+@summed
 def hessian_diag(
     model: nn.Module,
     data: Any,

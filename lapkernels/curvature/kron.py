@@ -33,6 +33,7 @@ from lapkernels.curvature.kronecker import Kronecker
 from lapkernels.curvature.kronecker_sums import KroneckerSums
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Summary
 from lapkernels.likelihoods import resolve
 
@@ -40,6 +41,7 @@ Method = Literal["mc", "exact", "empirical"]
 Sharing = Literal["expand", "reduce"]
 
 
+@summed
 @torch.no_grad()
 def kron(
     model: nn.Module,

@@ -22,16 +22,17 @@ from torch import Tensor, nn
 
 from lapkernels import ops
 from lapkernels.curvature.diag import Sampler, columns_into
-from lapkernels.curvature.eigenbasis import Eigenbasis
+from lapkernels.curvature.eigenbasis import Eigenbasis, eigenbases
 from lapkernels.curvature.kron import Method, Sharing, kron
-from lapkernels.curvature.kronecker import Factors, Kronecker
+from lapkernels.curvature.kronecker import Kronecker
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output, Parameters
-from lapkernels.curvature.state import ByName, Summary, fingerprint
+from lapkernels.curvature.sharing import summed
+from lapkernels.curvature.state import ByName, Diagonal, Summary, fingerprint
 from lapkernels.curvature.steps import jacobian_rows
 from lapkernels.curvature.walk import Collector
-from lapkernels.likelihoods import resolve
+from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, WeightUse
 
@@ -48,7 +49,7 @@ class CorrectedKronecker(ByName[Eigenbasis]):
         summary = self.summary.merged(other.summary)
         bases: dict[str, Eigenbasis] = {}
         for name, one in self.items():
-            if one.factors is not other[name].factors:
+            if not one.same_basis(other[name]):
                 raise ValueError("eigenvalues add up in one basis only: give both calls one basis=")
             bases[name] = replace(one, values=one.values + other[name].values)
         return CorrectedKronecker(bases, summary)
@@ -96,26 +97,67 @@ def kron_corrected(
             progress=progress,
             route=route,
         )
+    bases = eigenbases(basis) if isinstance(basis, Kronecker) else dict(basis)
+    found = _second_moments(
+        model,
+        data,
+        noise,
+        method,
+        bases=bases,
+        fitted=basis.summary.fingerprint,
+        params=list(basis) if params is None else params,
+        output=output,
+        samples=samples,
+        sampler=sampler,
+        memory_budget=memory_budget,
+        generator=generator,
+        progress=progress,
+        route=route,
+    )
+    corrected = {name: replace(one, values=found[name]) for name, one in bases.items()}
+    return CorrectedKronecker(corrected, found.summary)
+
+
+@summed
+def _second_moments(
+    model: nn.Module,
+    data: Any,
+    noise: Likelihood,
+    method: Method,
+    *,
+    bases: dict[str, Eigenbasis],
+    fitted: str,
+    params: Parameters,
+    output: Output,
+    samples: int,
+    sampler: Sampler,
+    memory_budget: int | None,
+    generator: torch.Generator | None,
+    progress: bool,
+    route: Route,
+) -> Diagonal:
+    """The eigenvalues of each parameter's block, for eigenvectors of the model ``fitted``."""
     chosen, batches = passes(
         model,
         data,
-        params=list(basis) if params is None else params,
+        params=params,
         output=output,
         memory_budget=memory_budget,
         progress=progress,
         route=route,
     )
-    if list(chosen) != list(basis):
-        raise ValueError(f"basis is of parameters {list(basis)}, but params chooses {list(chosen)}")
-    if fingerprint(chosen) != basis.summary.fingerprint:
+    if list(chosen) != list(bases):
+        raise ValueError(f"basis is of parameters {list(bases)}, but params chooses {list(chosen)}")
+    if fingerprint(chosen) != fitted:
         raise ValueError("basis belongs to a different model, or to other parameter values")
-    total = RotatedSquares({name: _start(name, basis[name]) for name in basis})
-    count = 0
+    start = {name: replace(one, values=torch.zeros_like(one.values)) for name, one in bases.items()}
+    total, count = RotatedSquares(start), 0
     for one in batches:
         noise.check(one.prediction, one.target)
         columns_into(one, noise, method, samples, sampler, generator, total)
         count += one.count
-    return CorrectedKronecker(total.bases, Summary.of(count, chosen, method, noise))
+    values = {name: basis.values for name, basis in total.bases.items()}
+    return Diagonal(values, Summary.of(count, chosen, method, noise))
 
 
 class RotatedSquares(Collector):
@@ -142,9 +184,3 @@ class RotatedSquares(Collector):
     def _add(self, basis: Eigenbasis, g: Tensor) -> None:
         shaped = g.reshape(*g.shape[:2], *basis.factors.shape)
         basis.values.add_(basis.rotate(basis.factors.to_matrix(shaped)).square().sum((0, 1)))
-
-
-def _start(name: str, found: Factors | Eigenbasis) -> Eigenbasis:
-    """The eigenvectors of both factors, with no second moments yet."""
-    basis = Eigenbasis.of(found, name) if isinstance(found, Factors) else found
-    return replace(basis, values=torch.zeros_like(basis.values))

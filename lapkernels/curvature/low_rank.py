@@ -89,13 +89,17 @@ def low_rank(
     bound = torch.finfo(like.dtype).eps ** 0.5 if tolerance is None else tolerance
     width = min(size, rank + EXTRA)
     start = torch.randn(size, width, generator=generator, dtype=like.dtype, device=like.device)
+    together = operator.together
+    start = together.first("the start of low_rank", torch.linalg.qr(start).Q)
     values, vectors, residuals = largest_eigenvalues(
-        operator.columns, torch.linalg.qr(start).Q, rank, bound, max_sweeps
+        operator.columns, start, rank, bound, max_sweeps
     )
-    if explain:
+    if explain and together.rank == 0:
         print(_explanation(operator, width))
     summary = Summary(operator.count, fingerprint(operator.chosen), method)
-    return LowRank(vectors, values, residuals, slices_of(operator.chosen), summary)
+    found = LowRank(vectors, values, residuals, slices_of(operator.chosen), summary)
+    # All have searched alike, but for what rounding may differ between machines.
+    return together.first("the end of low_rank", found)
 
 
 def _explanation(operator: GaussNewton, width: int) -> str:

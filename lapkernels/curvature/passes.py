@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +23,13 @@ from lapkernels.curvature.selection import (
     batches_of,
     check_mode,
     parameters_of,
+    plain,
     selector,
 )
 from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
 
+T = TypeVar("T")
 Route = Literal["auto", "rules", "autograd"]
 
 
@@ -86,6 +88,7 @@ def passes(
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
     if memory_budget is not None and memory_budget < 1:
         raise ValueError(f"memory_budget={memory_budget} must be a positive number of bytes")
+    model = plain(model)
     chosen = parameters_of(model, params)
     check_mode(model)
 
@@ -199,7 +202,7 @@ def _pass(
     return Pass(Plan.of(trace), trace.prediction, batch.target, budget, by_autograd)
 
 
-def with_progress(batches: Iterator[Batch], data: Any) -> Iterator[Batch]:
+def with_progress(batches: Iterator[T], data: Any) -> Iterator[T]:
     """A tqdm bar over the batches."""
     try:
         from tqdm.auto import tqdm

@@ -26,7 +26,7 @@ from lapkernels.curvature.outputs import unit_columns, with_outputs
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.predictive_local import LaneSum, local_sums, unit_layout
-from lapkernels.curvature.selection import Output, input_batches
+from lapkernels.curvature.selection import Output, input_batches, plain
 from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules.window_sums import window_variances
@@ -240,7 +240,7 @@ def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
     """Raise unless each entry is a finite variance of a parameter, of its shape."""
     if not variance:
         raise ValueError("variance is empty: it needs an entry for each uncertain parameter")
-    known = dict(model.named_parameters())
+    known = dict(plain(model).named_parameters())
     strange = [name for name in variance if name not in known]
     if strange:
         raise ValueError(f"variance has entries that are no parameters of the model: {strange}")

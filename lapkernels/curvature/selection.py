@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.errors import NoBatch, Refused
 
 Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 Output = Callable[[Any], Tensor] | str | int | None
@@ -30,6 +30,11 @@ class Batch:
         """Number of samples."""
         return next(iter(tensors_in((self.args, self.kwargs)))).shape[0]
 
+    @property
+    def inputs(self) -> Any:
+        """The inputs as users give them."""
+        return self.kwargs if self.kwargs else self.args
+
     def sample(self, n: int) -> Batch:
         """A batch of sample n alone."""
         return self.part(n, 1)
@@ -46,6 +51,14 @@ class Batch:
         return Batch(args, kwargs, target)
 
 
+def plain(model: nn.Module) -> nn.Module:
+    """The model itself, out of the wrapper that trains it in several processes or on devices."""
+    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+    while isinstance(model, wrappers):
+        model = model.module
+    return model
+
+
 def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Parameter]:
     """The chosen parameters by name, in the model's order.
 
@@ -53,6 +66,13 @@ def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Paramete
     stands for all its parameters), a compiled pattern, or a predicate of name and parameter.
     """
     every = dict(model.named_parameters())
+    for name, parameter in every.items():
+        if type(parameter.data) is not Tensor:
+            raise Refused(
+                f"{name} is a {type(parameter.data).__name__}, of which a process may hold a part "
+                "only: copy the whole values into a plain model, those of fully_shard from "
+                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+            )
     if params is None:
         chosen = {name: p for name, p in every.items() if p.requires_grad}
     elif isinstance(params, re.Pattern):
@@ -118,7 +138,7 @@ def check_mode(model: nn.Module) -> None:
 
 def batches_of(data: Any) -> Iterator[Batch]:
     """The batches of a tensor, a pair (inputs, labels), a dict of inputs, or an iterable."""
-    if isinstance(data, Tensor | Mapping) or _is_pair(data):
+    if is_batch(data):
         yield _batch(data)
         return
     if not isinstance(data, Iterable):
@@ -128,7 +148,7 @@ def batches_of(data: Any) -> Iterator[Batch]:
         empty = False
         yield _batch(batch)
     if empty:
-        raise ValueError("data holds no batch")
+        raise NoBatch("data holds no batch")
 
 
 def input_batches(x: Any) -> Iterator[tuple[Any, None]]:
@@ -137,8 +157,10 @@ def input_batches(x: Any) -> Iterator[tuple[Any, None]]:
     return ((batch, None) for batch in batches)
 
 
-def _is_pair(data: Any) -> bool:
-    """Whether this is one batch (inputs, labels), not a list of batches."""
+def is_batch(data: Any) -> bool:
+    """Whether this is one batch, of inputs or (inputs, labels), not a list of batches."""
+    if isinstance(data, Tensor | Mapping):
+        return True
     return isinstance(data, tuple) and len(data) == 2 and _is_inputs(data[0])
 
 

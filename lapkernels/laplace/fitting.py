@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.passes import with_progress
+from lapkernels.curvature.processes import merged, processes
 from lapkernels.curvature.selection import Batch, batches_of, selector, tensors_in
+from lapkernels.curvature.sharing import Part, Shard, check_parts
 from lapkernels.curvature.state import fingerprint
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.structures import Structure, Subject
@@ -48,13 +52,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a fit has come: batches done in this sweep, and what they gave."""
+    """How far a fit has come: what all batches below number ``batches`` of this sweep gave.
+
+    ``digests`` has names for the last of them, by number.
+    """
 
     sweep: int = 0
     batches: int = 0
-    digest: str = ""
+    digests: dict[int, str] = field(default_factory=dict)
     measured: Measured | None = None
     basis: Any = None
+
+    def merge(self, other: Progress) -> Progress:
+        """Of batches that two processes have measured at the same time."""
+        return replace(
+            self,
+            batches=max(self.batches, other.batches),
+            digests={**self.digests, **other.digests},
+            measured=merged(self.measured, other.measured),
+        )
 
 
 def measure(
@@ -66,10 +82,13 @@ def measure(
     progress: bool,
     checkpoint: Path | None,
 ) -> Measured:
-    """All sweeps of a structure over the data.
+    """All sweeps of a structure over the data, of all processes.
 
     With a ``checkpoint`` the sums are written after every batch, and read if the file is there.
+    Several processes meet after a batch of each then, and at the end of a sweep otherwise.
     """
+    together = processes()
+    progress = progress and together.rank == 0
     if structure.whole:
         if checkpoint is not None:
             raise ValueError("this structure reads the data as a whole: it has no checkpoint")
@@ -79,34 +98,95 @@ def measure(
     sweeps = [structure] if structure.first is None else [structure.first, structure]
     if len(sweeps) > 1 and isinstance(data, Iterator):
         raise ValueError("data is an iterator, but it is read twice: give a list or a loader")
-    done = Progress()
-    if checkpoint is not None and checkpoint.exists():
-        done = _restored(checkpoint, structure, subject)
+    identity = _identity(subject, structure, data, together.size)
+
+    def save(done: Progress) -> None:
+        if checkpoint is not None and together.rank == 0:
+            write(checkpoint, _stored(done, structure, identity))
+
+    def restore() -> Progress | None:
+        if checkpoint is None or together.rank or not checkpoint.exists():
+            return None
+        return _restored(checkpoint, structure, subject, identity)
+
+    done = together.everywhere("reading the checkpoint", restore) or Progress()
     for sweep in range(done.sweep, len(sweeps)):
         own = _with_options_of(sweeps[sweep], subject)
-        batches = batches_of(data)
-        for number, batch in enumerate(with_progress(batches, data) if progress else batches):
-            if number < done.batches:
-                if number == done.batches - 1 and digest(batch) != done.digest:
-                    raise ValueError(
-                        f"batch {number} is not the one that the checkpoint {checkpoint} ends "
-                        "with: give the same data in the same order, or delete the file"
-                    )
-                continue
-            # A seed of its own for each batch: the same draws whether resumed or not.
-            subject.generator.manual_seed(seed * 1_000_003 + 2 * number + sweep)
-            state = sweeps[sweep].measure(own, [(inputs_of(batch), batch.target)], done.basis)
-            found = replace(_likelihood_of_batch(own, batch), state=state)
-            total = found if done.measured is None else done.measured.merge(found)
-            done = Progress(sweep, number + 1, digest(batch), total, done.basis)
-            if checkpoint is not None:
-                write(checkpoint, _stored(done, structure, subject))
-        assert done.measured is not None
+        part = Part(data, together, done.batches)
+        stream = part.numbered()
+        # All processes read up to the same batch before they meet.
+        reads = None if checkpoint is None else 1 if part.shard else together.size
+        step = Step(sweeps[sweep], own, sweep, seed, reads)
+        done = _swept(step, with_progress(stream, data) if progress else stream, part, done, save)
+        if done.measured is None:
+            raise NoBatch("data holds no batch")
         if sweep + 1 < len(sweeps):
             basis = structure.between(subject, done.measured.state)
             done = Progress(sweep + 1, basis=basis)
     assert done.measured is not None
     return done.measured
+
+
+Numbered = Iterator[tuple[int, Batch, bool]]
+
+
+def _swept(
+    step: Step,
+    stream: Numbered,
+    part: Part,
+    done: Progress,
+    save: Callable[[Progress], None],
+) -> Progress:
+    """Go on to the end of a sweep, and save what all processes have done after each step."""
+    while True:
+        make = partial(step, stream, done)
+        found = part.together.everywhere("Laplace.fit", make, part.note, check_parts)
+        if found is None:
+            return done
+        done = replace(found, measured=merged(done.measured, found.measured))
+        if step.reads is None:
+            return done
+        part.together.everywhere("writing the checkpoint", partial(save, done))
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a sweep: the next batches that are read, ``reads`` of them, or all there are."""
+
+    structure: Structure
+    subject: Subject
+    sweep: int
+    seed: int
+    reads: int | None
+
+    def __call__(self, stream: Numbered, last: Progress) -> Progress | None:
+        """What this process measured of them, behind what was done ``last``; None if nothing."""
+        total: Measured | None = None
+        digests: dict[int, str] = {}
+        count, end = 0, last.batches
+        for number, batch, own in stream:
+            if number < last.batches:
+                if number in last.digests and digest(batch) != last.digests[number]:
+                    raise ValueError(
+                        f"batch {number} is not the one that the checkpoint has: give the same "
+                        "data in the same order, or delete the file"
+                    )
+                continue
+            if own:
+                total = merged(total, self._measured(number, batch, last.basis))
+                end = number + 1
+                if self.reads is not None:
+                    digests[number] = digest(batch)
+            count += 1
+            if count == self.reads:
+                break
+        return None if total is None else Progress(self.sweep, end, digests, total, last.basis)
+
+    def _measured(self, number: int, batch: Batch, basis: Any) -> Measured:
+        # A seed of its own for each batch: the same draws whether resumed or not.
+        self.subject.generator.manual_seed(self.seed * 1_000_003 + 2 * number + self.sweep)
+        state = self.structure.measure(self.subject, [(batch.inputs, batch.target)], basis)
+        return replace(_likelihood_of_batch(self.subject, batch), state=state)
 
 
 def _with_options_of(structure: Structure, subject: Subject) -> Subject:
@@ -116,15 +196,18 @@ def _with_options_of(structure: Structure, subject: Subject) -> Subject:
 
 
 def _likelihood_of(subject: Subject, data: Any, progress: bool) -> Measured:
-    batches = batches_of(data)
-    parts = [
-        _likelihood_of_batch(subject, batch)
-        for batch in (with_progress(batches, data) if progress else batches)
-    ]
-    total = parts[0]
-    for part in parts[1:]:
-        total = total.merge(part)
-    return total
+    """-log p(y | f) of the data of all processes, with no state."""
+    part = Part(data, processes())
+
+    def local() -> Measured:
+        total: Measured | None = None
+        batches = batches_of(part)
+        for batch in with_progress(batches, data) if progress else batches:
+            total = merged(total, _likelihood_of_batch(subject, batch))
+        assert total is not None
+        return total
+
+    return part.sum("the likelihood", local)
 
 
 @torch.no_grad()
@@ -140,11 +223,6 @@ def _likelihood_of_batch(subject: Subject, batch: Batch) -> Measured:
     return Measured(None, batch.count, nll, constant, batch.target.numel())
 
 
-def inputs_of(batch: Batch) -> Any:
-    """The inputs of a batch as users give them."""
-    return batch.kwargs if batch.kwargs else batch.args
-
-
 def digest(batch: Batch) -> str:
     """A name for the values of a batch."""
     digest = hashlib.sha256()
@@ -155,7 +233,7 @@ def digest(batch: Batch) -> str:
     return digest.hexdigest()[:16]
 
 
-def _stored(done: Progress, structure: Structure, subject: Subject) -> Stored:
+def _stored(done: Progress, structure: Structure, identity: dict[str, str]) -> Stored:
     assert done.measured is not None
     first = done.sweep == 0 and structure.first is not None
     own = structure.first if first and structure.first is not None else structure
@@ -164,14 +242,15 @@ def _stored(done: Progress, structure: Structure, subject: Subject) -> Stored:
         parts["basis"] = structure.pack_basis(done.basis)
     tensors, data = flatten(parts)
     data["measured"] = asdict(replace(done.measured, state=None))
-    data["progress"] = {"sweep": done.sweep, "batches": done.batches, "digest": done.digest}
-    data["subject"] = _identity(subject, structure)
+    data["progress"] = {"sweep": done.sweep, "batches": done.batches, "digests": done.digests}
+    data["subject"] = identity
     return Stored("checkpoint", tensors, data)
 
 
-def _identity(subject: Subject, structure: Structure) -> dict[str, str]:
-    """What has to be the same when a fit goes on."""
+def _identity(subject: Subject, structure: Structure, data: Any, size: int) -> dict[str, str]:
+    """What has to be the same when a fit goes on; the number of processes only with shards."""
     return {
+        "shards": str(size) if isinstance(data, Shard) else "none",
         "structure": type(structure).__name__,
         "method": f"{subject.method}, {subject.likelihood!r}",
         "options": repr(sorted(subject.options.items())),
@@ -179,9 +258,12 @@ def _identity(subject: Subject, structure: Structure) -> dict[str, str]:
     }
 
 
-def _restored(checkpoint: Path, structure: Structure, subject: Subject) -> Progress:
+def _restored(
+    checkpoint: Path, structure: Structure, subject: Subject, identity: dict[str, str]
+) -> Progress:
+    """What a checkpoint holds."""
     stored = read(checkpoint, "checkpoint")
-    for key, value in _identity(subject, structure).items():
+    for key, value in identity.items():
         if stored.data["subject"][key] != value:
             raise ValueError(
                 f"the checkpoint {checkpoint} belongs to another fit, its {key} is "
@@ -197,7 +279,8 @@ def _restored(checkpoint: Path, structure: Structure, subject: Subject) -> Progr
         own = structure.first
     state = own.unpack(unflatten("state", stored, device), basis)
     measured = Measured(**{**stored.data["measured"], "state": state})
-    return Progress(**where, measured=measured, basis=basis)
+    digests = {int(number): digest for number, digest in where["digests"].items()}
+    return Progress(where["sweep"], where["batches"], digests, measured, basis)
 
 
 def _sum(a: float | None, b: float | None) -> float | None:

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.selection import Output, Parameters, batches_of, parameters_of
+from lapkernels.curvature.processes import use_processes
+from lapkernels.curvature.selection import Output, Parameters, batches_of, parameters_of, plain
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
-from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, inputs_of, measure
+from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
 from lapkernels.laplace.linearised import Optimum, Solver, find_optimum
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import How, Link, Prediction, predict
@@ -65,6 +66,7 @@ class Laplace:
         strange = [name for name in options if name not in known]
         if strange:
             raise TypeError(f"structure {self.structure!r} has options {known}, not {strange}")
+        model = plain(model)
         self.model, self.output, self.seed, self.options = model, output, seed, options
         self.fitted_likelihood: Likelihood = resolve(likelihood)
         self.parameters = parameters_of(model, params)
@@ -97,19 +99,24 @@ class Laplace:
             progress=progress,
             checkpoint=path,
         )
-        self._posterior = self.optimum = None
-        self.posterior  # noqa: B018 - refuses here what can be no posterior
+        self.optimum = None
+        # Refuses here what can be no posterior.
+        self._posterior = self._decomposed()
         return self
 
     @property
     def posterior(self) -> Posterior:
         """The posterior with the present prior and noise."""
         if self._posterior is None:
-            shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
-            self._posterior = self._structure.posterior(
-                self._fitted().state, shapes, self.prior.precision, self.scale
-            )
+            # Not all processes need ask for it.
+            with use_processes(None):
+                self._posterior = self._decomposed()
         return self._posterior
+
+    def _decomposed(self) -> Posterior:
+        shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
+        state = self._fitted().state
+        return self._structure.posterior(state, shapes, self.prior.precision, self.scale)
 
     def set_prior(self, prior: Given) -> Laplace:
         """Another prior for the same curvature."""
@@ -295,7 +302,7 @@ class Laplace:
         if data is None:
             raise ValueError("by='validation' needs data: batches (inputs, labels) kept aside")
         numbers = torch.logspace(-4, 4, 21).tolist() if grid is None else list(grid)
-        batches = [(inputs_of(batch), batch.target) for batch in batches_of(data)]
+        batches = [(batch.inputs, batch.target) for batch in batches_of(data)]
         found: list[tuple[float, float]] = []
         for number in numbers:
             self.set_prior(number)

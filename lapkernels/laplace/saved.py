@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import likelihoods
+from lapkernels.curvature.selection import plain
 from lapkernels.curvature.state import fingerprint
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.fitting import Measured
@@ -50,7 +51,7 @@ def load(cls: type[Laplace], path: Path, model: nn.Module, likelihood: Any) -> L
     """Read a posterior and check that it belongs to the model."""
     stored = read(path, "posterior")
     data = stored.data
-    known = dict(model.named_parameters())
+    known = dict(plain(model).named_parameters())
     for name, shape in data["shapes"].items():
         if name not in known or tuple(known[name].shape) != tuple(shape):
             found = tuple(known[name].shape) if name in known else "missing"

@@ -23,6 +23,7 @@ from lapkernels.curvature import (
     kron,
     kron_corrected,
 )
+from lapkernels.curvature.eigenbasis import eigenbases
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes, one_number, positive
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
@@ -97,8 +98,7 @@ class Kron(Structure):
     def posterior(
         self, state: Kronecker, shapes: Shapes, precision: Precision, scale: Tensor
     ) -> Posterior:
-        bases = {name: Eigenbasis.of(factors, name) for name, factors in state.items()}
-        return KroneckerPosterior(shapes, precision, scale, bases)
+        return KroneckerPosterior(shapes, precision, scale, eigenbases(state))
 
     def pack(self, state: Kronecker) -> Packed:
         tensors, data = _pack_factors(state)
@@ -117,11 +117,9 @@ class KronCorrected(Structure):
     first = Kron()
 
     def between(self, subject: Subject, state: Kronecker) -> CorrectedKronecker:
-        bases = {}
-        for name, factors in state.items():
-            basis = Eigenbasis.of(factors, name)
-            bases[name] = replace(basis, values=torch.zeros_like(basis.values))
-        return CorrectedKronecker(bases, state.summary)
+        bases = eigenbases(state)
+        start = {k: replace(b, values=torch.zeros_like(b.values)) for k, b in bases.items()}
+        return CorrectedKronecker(start, state.summary)
 
     def measure(self, subject: Subject, batch: Any, basis: CorrectedKronecker) -> Any:
         return kron_corrected(subject.model, batch, basis=basis, **subject.arguments)
