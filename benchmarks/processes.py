@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import lapkernels as lk
 from benchmarks.document import table, write
-from benchmarks.networks import CLASSIFIERS, make
+from benchmarks.networks import CLASSIFIERS, NetworkSize, make, tiny
 from benchmarks.units import duration
 
 SIZES = CLASSIFIERS[:1]
@@ -40,17 +40,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/measured/processes.md"))
     parser.add_argument("--rounds", type=int, default=3, help="starts of either kind, by turns")
     parser.add_argument("--fits", type=int, default=3, help="timed fits in each start")
+    parser.add_argument("--quick", action="store_true", help="a tiny network, to try it out")
     parser.add_argument("--worker", nargs=3, metavar=("RANK", "SIZE", "FILE"))
     arguments = parser.parse_args(argv)
     if arguments.worker:
         rank, size, file = arguments.worker
-        worker(int(rank), int(size), Path(file), arguments.fits)
+        networks = [tiny(network) for network in SIZES] if arguments.quick else SIZES
+        worker(int(rank), int(size), Path(file), networks, arguments.fits)
         return
     one: list[dict[str, Any]] = []
     two: list[dict[str, Any]] = []
     for _ in range(arguments.rounds):
-        one += [started(1, threads=2, fits=arguments.fits)]
-        two += [started(2, threads=1, fits=arguments.fits)]
+        options = ["--fits", str(arguments.fits), *(["--quick"] if arguments.quick else [])]
+        one += [started(1, 2, options)]
+        two += [started(2, 1, options)]
     rows = [row(case, one, two) for case in one[0]]
     head = ["network", "fit", "1 process, 2 threads", "2 processes, 1 thread", "ratio", "evidence"]
     text = (
@@ -73,12 +76,12 @@ def row(case: str, one: list[dict[str, Any]], two: list[dict[str, Any]]) -> list
     return [*case.split(": "), *(duration(s) for s in seconds), ratio, f"{difference:.0e}"]
 
 
-def started(size: int, *, threads: int, fits: int) -> dict[str, Any]:
-    """What rank 0 of so many processes measured."""
+def started(size: int, threads: int, options: Sequence[str]) -> dict[str, Any]:
+    """What rank 0 of ``size`` processes of so many threads measured."""
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
     with tempfile.TemporaryDirectory() as folder:
         file = str(Path(folder) / "store")
-        command = [sys.executable, "-m", "benchmarks.processes", "--fits", str(fits), "--worker"]
+        command = [sys.executable, "-m", "benchmarks.processes", *options, "--worker"]
         workers = [
             subprocess.Popen([*command, str(rank), str(size), file], env=environment)
             for rank in range(size)
@@ -88,11 +91,11 @@ def started(size: int, *, threads: int, fits: int) -> dict[str, Any]:
         return json.loads(Path(file + ".json").read_text())
 
 
-def worker(rank: int, size: int, file: Path, fits: int) -> None:
+def worker(rank: int, size: int, file: Path, networks: Sequence[NetworkSize], fits: int) -> None:
     """One process: all fits, timed between meetings of all."""
     dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=size)
     found: dict[str, Any] = {}
-    for network in SIZES:
+    for network in networks:
         (problem,) = make(network, torch.device("cpu"))
         generator = torch.Generator().manual_seed(0)
         data = [

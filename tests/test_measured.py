@@ -34,3 +34,13 @@ def test_posteriors_are_measured(name: str, holds: str, tmp_path: Path) -> None:
     given = ["--seconds", "0"] if name == "variational" else []
     importlib.import_module(f"benchmarks.{name}").main(["--quick", *given, "--out", str(out)])
     assert f"python -m benchmarks.{name}" in out.read_text() and holds in out.read_text()
+
+
+def test_processes_are_compared(tmp_path: Path) -> None:
+    from benchmarks import processes
+
+    out = tmp_path / "made.md"
+    processes.main(["--out", str(out), "--quick", "--rounds", "1", "--fits", "1"])
+    rows = [line.split("|") for line in out.read_text().splitlines() if ", mc |" in line]
+    # Float32 sums in another order.
+    assert len(rows) == 2 and all(float(row[-2]) < 1e-5 for row in rows)

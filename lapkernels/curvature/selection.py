@@ -52,11 +52,16 @@ class Batch:
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The model itself, out of the wrapper that trains it in several processes or on devices."""
-    wrappers = (nn.parallel.DistributedDataParallel, nn.DataParallel)
-    while isinstance(model, wrappers):
-        model = model.module
-    return model
+    """The model itself, out of what trains it in several processes or compiles it."""
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+            continue
+        # The only child of what torch.compile returns.
+        children = dict(model.named_children())
+        if list(children) != ["_orig_mod"]:
+            return model
+        model = children["_orig_mod"]
 
 
 def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Parameter]:
@@ -72,6 +77,11 @@ def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Paramete
                 f"{name} is a {type(parameter.data).__name__}, of which a process may hold a part "
                 "only: copy the whole values into a plain model, those of fully_shard from "
                 "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+            )
+        if parameter.is_inference():
+            raise Refused(
+                f"{name} was made inside torch.inference_mode(), where no gradient can be "
+                "followed: make the model outside of it"
             )
     if params is None:
         chosen = {name: p for name, p in every.items() if p.requires_grad}
@@ -110,10 +120,27 @@ _DROPOUTS = (
 )
 
 
-def check_mode(model: nn.Module) -> None:
-    """Raise where samples are random or depend on each other, as training mode makes them."""
+def check_differentiation() -> None:
+    """Raise where torch keeps nothing of what a derivative needs."""
     if torch.is_inference_mode_enabled():
         raise Refused("inside torch.inference_mode() no gradient can be followed; use no_grad()")
+
+
+def check_precision(model: nn.Module) -> None:
+    """Raise where the model's ops would be rounded to another dtype than its parameters have."""
+    for kind in {parameter.device.type for parameter in model.parameters()}:
+        if torch.is_autocast_enabled(kind):
+            raise Refused(
+                f"inside torch.autocast({kind!r}) the model is rounded to "
+                f"{torch.get_autocast_dtype(kind)}, and its curvature with it: call this outside, "
+                f"or in `with torch.autocast({kind!r}, enabled=False)`"
+            )
+
+
+def check_mode(model: nn.Module) -> None:
+    """Raise where samples are random or depend on each other, as training mode makes them."""
+    check_differentiation()
+    check_precision(model)
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
         if isinstance(module, _BATCH_NORMS) and module.running_mean is None:
@@ -187,6 +214,9 @@ def _batch(batch: Any) -> Batch:
         found = Batch((batch,), {}, target)
     else:
         raise TypeError(f"a batch holds a {type(batch).__name__} where inputs are needed")
+    if any(tensor.is_inference() for tensor in tensors_in((found.args, found.kwargs, target))):
+        # Autograd refuses those made inside torch.inference_mode(), but not their copies.
+        found = Batch(*(mapped(Tensor.clone, part) for part in (found.args, found.kwargs, target)))
     tensors = list(tensors_in((found.args, found.kwargs)))
     if not tensors:
         raise ValueError("a batch holds no tensor")

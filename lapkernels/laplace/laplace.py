@@ -10,7 +10,14 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.processes import use_processes
-from lapkernels.curvature.selection import Output, Parameters, batches_of, parameters_of, plain
+from lapkernels.curvature.selection import (
+    Output,
+    Parameters,
+    batches_of,
+    check_differentiation,
+    parameters_of,
+    plain,
+)
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
@@ -173,6 +180,7 @@ class Laplace:
         - ``"validation"``: of the numbers in ``grid``, the one precision for all parameters with
           the largest predictive log-likelihood on ``data``.
         """
+        check_differentiation()
         gaussian = isinstance(self.fitted_likelihood, Gaussian)
         if noise and not gaussian:
             raise ValueError(f"{type(self.fitted_likelihood).__name__} has no noise to tune")

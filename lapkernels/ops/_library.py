@@ -37,6 +37,11 @@ class Op:
     ) -> Tensor:
         """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
         tensors = self.tensors(arguments)
+        device = tensors[0].device.type
+        if torch.is_autocast_enabled(device):
+            # The reference and torch's own products would be rounded, the kernels not.
+            with torch.autocast(device, enabled=False):
+                return self(*arguments, out=out, decay=decay, scale=scale)
         if out is None:
             way = route(tensors)
             if way is Route.DIRECT:

@@ -156,7 +156,8 @@ class Geometry:
         none = tuple((0, 0) for _ in self.kernel_size)
         return replace(self, padding=none, padding_mode="zeros")
 
-    @cached_property
+    # No cached properties: their lock, in Python before 3.12, would break a compiled graph.
+    @property
     def arguments(self) -> tuple[list[int], list[int], list[int], int]:
         """(stride, padding before, dilation, groups) in the form the registered ops take.
 
@@ -167,7 +168,7 @@ class Geometry:
         before = [pair[0] for pair in self.padding]
         return list(self.stride), before, list(self.dilation), self.groups
 
-    @cached_property
+    @property
     def taps(self) -> list[int]:
         """The kernel's size in the form the registered ops take: one tap for a Linear layer."""
         return list(self.kernel_size) or [1]

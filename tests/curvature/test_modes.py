@@ -1,0 +1,118 @@
+"""Compiled models, autocast and inference mode: the same numbers, or refused with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(1, 2, 2), nn.Tanh(), nn.Flatten(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3)
+    ).eval()
+
+
+X, Y = torch.randn(5, 1, 3, 3, generator=torch.Generator().manual_seed(1)), torch.arange(5) % 3
+
+CALLS: dict[str, Callable[[Any], Any]] = {
+    "diag": lambda m: dict(lk.diag(m, X, "categorical")),
+    "approx": lambda m: dict(lk.diag(m, X, "categorical", "approx")),
+    "hessian": lambda m: dict(lk.hessian_diag(m, (X, Y), "categorical")),
+    "gradient": lambda m: lk.gradient_and_diag(m, (X, Y), "categorical").gradient,
+    "kron": lambda m: {k: f.output for k, f in lk.kron(m, X, "categorical", "exact").items()},
+    "blocks": lambda m: dict(lk.blocks(m, X, "categorical")),
+    "full": lambda m: {"": lk.full(m, X, "categorical").matrix},
+    "low_rank": lambda m: {
+        "": lk.low_rank(m, [(X, Y)], 2, "categorical", generator=torch.Generator()).values
+    },
+    "product": lambda m: lk.ggn_product(
+        m, X, {name: torch.ones_like(p) for name, p in network().named_parameters()}, "categorical"
+    ),
+    "variance": lambda m: {"": lk.predictive_variance(m, X, ones())},
+    "propagated": lambda m: {"": lk.propagated_variance(m, X, ones())},
+    "predict": lambda m: {"": lk.Laplace(m, "categorical").fit((X, Y)).predict(X).variance},
+}
+
+
+def ones() -> dict[str, Tensor]:
+    return {name: torch.ones_like(p) for name, p in network().named_parameters()}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_compiled_models(call: str) -> None:
+    """Before and after they have run, with the names of the model itself."""
+    wanted = CALLS[call](network())
+    compiled = torch.compile(network(), backend="eager")
+    for _ in range(2):
+        found = CALLS[call](compiled)
+        assert list(found) == list(wanted)
+        for name, value in found.items():
+            torch.testing.assert_close(value, wanted[name])
+        compiled(X)
+
+
+def test_compiled_parts() -> None:
+    model = network()
+    wanted = lk.diag(network(), X, "categorical")
+    model[1] = torch.compile(model[1], backend="eager")
+    model.compile(backend="eager")
+    model(X)
+    for name, value in lk.diag(model, X, "categorical").items():
+        torch.testing.assert_close(value, wanted[name])
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_autocast_is_refused(call: str) -> None:
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(lk.Refused, match=r"autocast\('cpu'\) .*bfloat16.*enabled=False"),
+    ):
+        CALLS[call](network())
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+        CALLS[call](network())
+
+
+def test_autocast_of_predictions_is_refused() -> None:
+    la = lk.Laplace(network(), "categorical").fit((X, Y))
+    for how in ("linearised", "propagated", "weights"):
+        with torch.autocast("cpu", torch.bfloat16), pytest.raises(lk.Refused, match="autocast"):
+            la.predict(X, how=how)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_inference_mode_is_refused(call: str) -> None:
+    model = network()
+    with torch.inference_mode(), pytest.raises(lk.Refused, match="use no_grad"):
+        CALLS[call](model)
+
+
+def test_posteriors_in_inference_mode() -> None:
+    la = lk.Laplace(network(), "categorical").fit((X, Y))
+    wanted = la.predict(X, how="weights", samples=3, generator=torch.Generator()).variance
+    with torch.inference_mode():
+        found = la.predict(X, how="weights", samples=3, generator=torch.Generator()).variance
+        with pytest.raises(lk.Refused, match="use no_grad"):
+            la.tune()
+        la.sample(2)
+        la.log_evidence()
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("call", ["diag", "hessian", "gradient", "low_rank", "variance"])
+def test_tensors_made_in_inference_mode(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = CALLS[call](network())
+    with torch.inference_mode():
+        model, x, y = network(), X.clone(), Y.clone()
+    monkeypatch.setitem(globals(), "X", x)
+    monkeypatch.setitem(globals(), "Y", y)
+    for name, value in CALLS[call](network()).items():
+        assert torch.equal(value, wanted[name])
+    with pytest.raises(lk.Refused, match="0.weight was made inside torch.inference_mode"):
+        CALLS[call](model)
