@@ -1,10 +1,14 @@
-"""Files of posteriors: tensors in safetensors, everything else as JSON in its header. No pickle."""
+"""Files of posteriors: tensors in safetensors, everything else as JSON in its header. No pickle.
+
+A digest of both is kept beside them, so that a file is read as it was written or not at all.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,8 +21,9 @@ from lapkernels.curvature.state import Summary
 from lapkernels.laplace.structures import Packed
 
 # Raised when older files can no longer be read as they are.
-FORMAT = 1
+FORMAT = 2
 KEY = "lapkernels"
+DIGEST = "sha256"
 
 
 @dataclass(frozen=True)
@@ -39,41 +44,49 @@ def write(path: Path, stored: Stored) -> None:
     contents = {name: _kind(tensor) for name, tensor in tensors.items()}
     own = {"format": FORMAT, "kind": stored.kind, "contents": contents}
     header = json.dumps({**own, **stored.data})
-    handle, temporary = tempfile.mkstemp(dir=path.parent or ".", prefix=f".{path.name}-")
+    metadata = {KEY: header, DIGEST: _digest(header, tensors)}
+    temporary = path.with_name(f".{path.name}-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(_safetensors().save(tensors, metadata={KEY: header}))
+        with open(temporary, "xb") as file:
+            file.write(_safetensors().save(tensors, metadata=metadata))
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
 def read(path: Path, kind: str) -> Stored:
     """Read a file of this kind, and check that it is whole."""
     _safetensors()
-    from safetensors import SafetensorError, safe_open
+    from safetensors import safe_open
 
     try:
         with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(KEY)
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
+    except OSError:
+        raise
+    except Exception as error:
         raise ValueError(f"{path} is no safetensors file, or damaged: {error}") from error
-    if header is None:
+    if KEY not in metadata:
         raise ValueError(f"{path} holds tensors, but was not written by lapkernels")
-    data = json.loads(header)
-    found = data.pop("format"), data.pop("kind")
+    header = metadata[KEY]
+    data = _parsed(path, header)
+    found = data.pop("format", None), data.pop("kind", None)
     if found[0] != FORMAT:
         raise ValueError(
             f"{path} has format {found[0]}, this version of lapkernels reads {FORMAT}: fit again, "
             "or install the version that wrote it"
         )
+    if metadata.get(DIGEST) != _digest(header, tensors):
+        raise ValueError(f"{path} is damaged: it does not hold what was written to it")
     if found[1] != kind:
         raise ValueError(f"{path} holds a {found[1]}, not a {kind}")
-    contents = data.pop("contents")
+    contents = data.pop("contents", None)
+    if not isinstance(contents, dict):
+        raise ValueError(f"{path} does not say what it holds: it was not written by lapkernels")
     for name in {*contents, *tensors}:
         wanted = contents.get(name, "absent")
         kind_found = _kind(tensors[name]) if name in tensors else "absent"
@@ -105,6 +118,24 @@ def unflatten(prefix: str, stored: Stored, device: torch.device) -> Packed:
     }
     entry = stored.data[prefix]
     return Packed(tensors, entry["data"], Summary(**entry["summary"]))
+
+
+def _parsed(path: Path, header: str) -> dict[str, Any]:
+    try:
+        data = json.loads(header)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged: its header is no JSON ({error})") from error
+    if not isinstance(data, dict):
+        raise ValueError(f"{path} is damaged: its header holds a {type(data).__name__}")
+    return data
+
+
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    digest = hashlib.sha256(header.encode())
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"{name} {_kind(tensor)}".encode())
+        digest.update(memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return digest.hexdigest()
 
 
 def _kind(tensor: Tensor) -> str:

@@ -263,6 +263,21 @@ def _restored(
 ) -> Progress:
     """What a checkpoint holds."""
     stored = read(checkpoint, "checkpoint")
+    try:
+        return _progress(checkpoint, stored, structure, subject, identity)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{checkpoint} is no checkpoint that this version of lapkernels can read: {error!r}"
+        ) from error
+
+
+def _progress(
+    checkpoint: Path,
+    stored: Stored,
+    structure: Structure,
+    subject: Subject,
+    identity: dict[str, str],
+) -> Progress:
     for key, value in identity.items():
         if stored.data["subject"][key] != value:
             raise ValueError(
@@ -278,7 +293,12 @@ def _restored(
     if where["sweep"] == 0 and structure.first is not None:
         own = structure.first
     state = own.unpack(unflatten("state", stored, device), basis)
+    wrong = own.wrong_with(state, {name: tuple(p.shape) for name, p in subject.parameters.items()})
+    if wrong:
+        raise ValueError(f"{checkpoint}: {wrong}")
     measured = Measured(**{**stored.data["measured"], "state": state})
+    if where["sweep"] not in range(1 if structure.first is None else 2) or where["batches"] < 1:
+        raise ValueError(f"{checkpoint} says that it is at {where}, where no fit can be")
     digests = {int(number): digest for number, digest in where["digests"].items()}
     return Progress(where["sweep"], where["batches"], digests, measured, basis)
 

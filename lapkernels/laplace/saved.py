@@ -21,6 +21,15 @@ from lapkernels.likelihoods import Likelihood
 if TYPE_CHECKING:
     from lapkernels.laplace.laplace import Laplace
 
+# Likelihoods that a file may name: nothing else of what it says is ever called.
+SAVED = (
+    likelihoods.Bernoulli,
+    likelihoods.Categorical,
+    likelihoods.Gaussian,
+    likelihoods.HeteroscedasticGaussian,
+    likelihoods.Poisson,
+)
+
 
 def save(posterior: Laplace, path: Path) -> None:
     """Write curvature, prior, noise and what is needed to check them."""
@@ -50,6 +59,17 @@ def save(posterior: Laplace, path: Path) -> None:
 def load(cls: type[Laplace], path: Path, model: nn.Module, likelihood: Any) -> Laplace:
     """Read a posterior and check that it belongs to the model."""
     stored = read(path, "posterior")
+    try:
+        return _built(cls, path, stored, model, likelihood)
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"{path} holds no posterior that this version of lapkernels can read: {error!r}"
+        ) from error
+
+
+def _built(
+    cls: type[Laplace], path: Path, stored: Stored, model: nn.Module, likelihood: Any
+) -> Laplace:
     data = stored.data
     known = dict(plain(model).named_parameters())
     for name, shape in data["shapes"].items():
@@ -76,9 +96,17 @@ def load(cls: type[Laplace], path: Path, model: nn.Module, likelihood: Any) -> L
             f"{path} was fitted at other parameter values: load the weights it belongs to first"
         )
     device = next(iter(found.parameters.values())).device
-    state = STRUCTURES[found.structure].unpack(unflatten("state", stored, device), None)
+    structure = STRUCTURES[found.structure]
+    state = structure.unpack(unflatten("state", stored, device), None)
+    wrong = structure.wrong_with(
+        state, {name: tuple(p.shape) for name, p in found.parameters.items()}
+    )
+    if wrong:
+        raise ValueError(f"{path}: {wrong}")
     found.measured = Measured(**{**data["measured"], "state": state})
-    found.scale = torch.tensor(data["scale"], dtype=torch.float64)
+    found.scale = torch.tensor(float(data["scale"]), dtype=torch.float64)
+    if not (found.scale.isfinite() and found.scale > 0):
+        raise ValueError(f"{path}: scale is {data['scale']}, but has to be positive")
     return found
 
 
@@ -99,9 +127,12 @@ def _describe(likelihood: Likelihood, tensors: dict[str, Tensor]) -> dict[str, A
 def _likelihood(data: dict[str, Any] | None, tensors: dict[str, Tensor]) -> Likelihood:
     if data is None:
         raise ValueError("the file holds no likelihood, as it was a loss: give likelihood=")
-    own = {
+    own: dict[str, Any] = {
         name.removeprefix("likelihood:"): value
         for name, value in tensors.items()
         if name.startswith("likelihood:")
     }
-    return getattr(likelihoods, data["class"])(**data["settings"], **own)
+    known = {kind.__name__: kind for kind in SAVED}
+    if data["class"] not in known:
+        raise ValueError(f"the file has the likelihood {data['class']!r}, not one of {list(known)}")
+    return known[data["class"]](**data["settings"], **own)

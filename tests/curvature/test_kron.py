@@ -378,6 +378,6 @@ def test_corrected_eigenvalues_add_up_in_one_basis() -> None:
     for name in whole:
         close(merged[name].values, whole[name].values)
     with pytest.raises(ValueError, match="one basis"):
-        whole.merge(lk.kron_corrected(model, x, method="exact"))
+        whole.merge(lk.kron_corrected(model, x[:1], method="exact"))
     with pytest.raises(ValueError, match="read twice"):
         lk.kron_corrected(model, iter([x]), method="exact")

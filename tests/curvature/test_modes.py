@@ -61,7 +61,7 @@ def test_compiled_models(call: str) -> None:
 def test_compiled_parts() -> None:
     model = network()
     wanted = lk.diag(network(), X, "categorical")
-    model[1] = torch.compile(model[1], backend="eager")
+    model[1] = torch.compile(model[1], backend="eager")  # pyright: ignore[reportArgumentType]
     model.compile(backend="eager")
     model(X)
     for name, value in lk.diag(model, X, "categorical").items():

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lapkernels.curvature import Blocks, blocks
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.dense import DenseBlocks, DensePosterior
+from lapkernels.laplace.structures.full import count_of
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 
@@ -37,6 +39,18 @@ class BlockDiagonal(Structure):
         tensors = {f"{key}/matrices": value for key, value in state.items()}
         tensors.update({f"{key}/positions": value for key, value in state.positions.items()})
         return Packed(tensors, {"names": state.names, "by": state.by}, state.summary)
+
+    def wrong_with(self, state: Blocks, shapes: Shapes) -> str | None:
+        if sorted(name for names in state.names.values() for name in names) != sorted(shapes):
+            return f"blocks of {state.names}, not of {list(shapes)}"
+        for key, matrices in state.items():
+            positions = state.positions[key]
+            size = count_of({name: shapes[name] for name in state.names[key]})
+            if tuple(matrices.shape) != (*positions.shape, positions.shape[-1]):
+                return f"blocks {tuple(matrices.shape)} of {key} at {tuple(positions.shape)}"
+            if not torch.equal(positions.flatten().sort().values.cpu(), torch.arange(size)):
+                return f"the blocks of {key} are not of all its {size} entries once"
+        return None
 
     def unpack(self, packed: Packed, basis: Any) -> Blocks:
         names = {key: tuple(value) for key, value in packed.data["names"].items()}

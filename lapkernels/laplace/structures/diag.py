@@ -71,5 +71,9 @@ class Diag(Structure):
     def pack(self, state: Diagonal) -> Packed:
         return Packed(dict(state), {}, state.summary)
 
+    def wrong_with(self, state: Diagonal, shapes: Shapes) -> str | None:
+        found = {name: tuple(value.shape) for name, value in state.items()}
+        return None if found == dict(shapes) else f"diagonals of shapes {found}, not {dict(shapes)}"
+
     def unpack(self, packed: Packed, basis: Any) -> Diagonal:
         return Diagonal(packed.tensors, packed.summary)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -34,8 +35,27 @@ class FullMatrix(Structure):
     def pack(self, state: Full) -> Packed:
         return Packed({"matrix": state.matrix}, pack_slices(state.slices), state.summary)
 
+    def wrong_with(self, state: Full, shapes: Shapes) -> str | None:
+        return wrong_matrix(state.matrix, count_of(shapes), state.slices, shapes)
+
     def unpack(self, packed: Packed, basis: Any) -> Full:
         return Full(packed.tensors["matrix"], unpack_slices(packed.data), packed.summary)
+
+
+def count_of(shapes: Shapes) -> int:
+    """Number of entries of all parameters."""
+    return sum(prod(shape) for shape in shapes.values())
+
+
+def wrong_matrix(matrix: Tensor, size: int, slices: dict[str, slice], shapes: Shapes) -> str | None:
+    """Whether a matrix is no [size, size], or slices are not those of ``size`` entries."""
+    if tuple(matrix.shape) != (size, size):
+        return f"a matrix of shape {tuple(matrix.shape)}, not {(size, size)}"
+    ends = [0, *(where.stop for where in slices.values())]
+    starts = [where.start for where in slices.values()]
+    if list(slices) != list(shapes) or starts != ends[:-1] or ends[-1] != size:
+        return f"the matrix has places {slices}, but parameters {list(shapes)}"
+    return None
 
 
 def pack_slices(slices: dict[str, slice]) -> dict[str, Any]:

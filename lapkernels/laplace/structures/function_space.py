@@ -20,6 +20,7 @@ from lapkernels.curvature.joint import LIMIT, JointJacobians, check_limit
 from lapkernels.curvature.passes import passes
 from lapkernels.curvature.state import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
+from lapkernels.laplace.structures.full import count_of
 from lapkernels.laplace.structures.low_rank import FactorPosterior
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
@@ -81,6 +82,10 @@ class FunctionSpace(Structure):
 
     def pack(self, state: TrainingColumns) -> Packed:
         return Packed({"rows": state.rows}, {}, state.summary)
+
+    def wrong_with(self, state: TrainingColumns, shapes: Shapes) -> str | None:
+        size, found = count_of(shapes), tuple(state.rows.shape)
+        return None if found[1:] == (size,) else f"rows of shape {found}, not (.., {size})"
 
     def unpack(self, packed: Packed, basis: Any) -> TrainingColumns:
         return TrainingColumns(packed.tensors["rows"], packed.summary)

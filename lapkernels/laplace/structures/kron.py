@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import torch
@@ -104,6 +105,9 @@ class Kron(Structure):
         tensors, data = _pack_factors(state)
         return Packed(tensors, data, state.summary)
 
+    def wrong_with(self, state: Kronecker, shapes: Shapes) -> str | None:
+        return _wrong_factors(state, shapes)
+
     def unpack(self, packed: Packed, basis: Any) -> Kronecker:
         return Kronecker(_unpack_factors(packed), packed.summary)
 
@@ -138,6 +142,17 @@ class KronCorrected(Structure):
                     tensors[f"{name}/eigen_{part}"] = value
         return Packed(tensors, data, state.summary)
 
+    def wrong_with(self, state: CorrectedKronecker, shapes: Shapes) -> str | None:
+        wrong = _wrong_factors({name: basis.factors for name, basis in state.items()}, shapes)
+        for name, basis in () if wrong else state.items():
+            groups, out, features = basis.factors.matrix_shape
+            found = [None if t is None else tuple(t.shape) for t in (basis.output, basis.input)]
+            dense = basis.factors.input_sum is not None and basis.factors.input_sum.dim() == 3
+            wanted = [(groups, out, out), (groups, features, features) if dense else None]
+            if found != wanted or tuple(basis.values.shape) != (groups, out, features):
+                return f"eigenvectors of {name} of shapes {found}, not {wanted}"
+        return wrong
+
     def unpack(self, packed: Packed, basis: CorrectedKronecker | None) -> CorrectedKronecker:
         found: dict[str, Eigenbasis] = {}
         for name, factors in _unpack_factors(packed).items():
@@ -158,21 +173,39 @@ def _pack_factors(state: Mapping[str, Factors]) -> tuple[dict[str, Tensor], dict
     tensors: dict[str, Tensor] = {}
     data: dict[str, Any] = {}
     for name, factors in state.items():
-        for part in ("output", "input_sum", "entries"):
-            value = getattr(factors, part)
-            if value is not None:
-                tensors[f"{name}/{part}"] = value
-        data[name] = {"shape": factors.shape, "count": factors.count, "used": factors.used}
+        parts = [p for p in ("output", "input_sum", "entries") if getattr(factors, p) is not None]
+        tensors.update({f"{name}/{part}": getattr(factors, part) for part in parts})
+        rest = {"shape": factors.shape, "count": factors.count, "used": factors.used}
+        data[name] = {**rest, "parts": parts}
     return tensors, data
+
+
+def _wrong_factors(state: Mapping[str, Factors], shapes: Shapes) -> str | None:
+    found = {name: tuple(factors.shape) for name, factors in state.items()}
+    if found != dict(shapes):
+        return f"factors of parameters {found}, not {dict(shapes)}"
+    for name, factors in state.items():
+        output, inputs = tuple(factors.output.shape), factors.input_sum
+        if len(output) != 3 or output[1] != output[2]:
+            return f"the factor B of {name} has shape {output}"
+        if inputs is not None and tuple(inputs.shape) not in (
+            (output[0], inputs.shape[-1]),
+            (output[0], inputs.shape[-1], inputs.shape[-1]),
+        ):
+            return f"the factor A of {name} has shape {tuple(inputs.shape)}"
+        size = prod(factors.shape)
+        if prod(factors.matrix_shape) != size or factors.count < 1:
+            return f"the factors of {name} are of a matrix {factors.matrix_shape}"
+        if factors.entries is not None and not torch.equal(
+            factors.entries.flatten().sort().values.cpu(), torch.arange(size)
+        ):
+            return f"the entries of {name} are not all of it once"
+    return None
 
 
 def _unpack_factors(packed: Packed) -> dict[str, Factors]:
     found: dict[str, Factors] = {}
     for name, data in packed.data.items():
-        parts = [packed.tensors.get(f"{name}/{part}") for part in ("output", "input_sum")]
-        output, input_sum = parts
-        assert output is not None
-        entries = packed.tensors.get(f"{name}/entries")
-        shape = tuple(data["shape"])
-        found[name] = Factors(shape, data["count"], output, input_sum, entries, data["used"])
+        parts = {part: packed.tensors[f"{name}/{part}"] for part in data["parts"]}
+        found[name] = Factors(tuple(data["shape"]), data["count"], **parts, used=data["used"])
     return found

@@ -23,7 +23,7 @@ from torch import Tensor
 from lapkernels.curvature import CovarianceBlock, LowRank, low_rank
 from lapkernels.curvature.decompositions import eigen
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
-from lapkernels.laplace.structures.full import pack_slices, unpack_slices
+from lapkernels.laplace.structures.full import count_of, pack_slices, unpack_slices
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 
@@ -142,6 +142,14 @@ class LargestEigenvalues(Structure):
         names = ("vectors", "values", "residuals")
         tensors = {name: getattr(state, name) for name in names}
         return Packed(tensors, pack_slices(state.slices), state.summary)
+
+    def wrong_with(self, state: LowRank, shapes: Shapes) -> str | None:
+        size, rank = count_of(shapes), len(state.values)
+        found = [tuple(t.shape) for t in (state.vectors, state.values, state.residuals)]
+        wanted = [(size, rank), (rank,), (rank,)]
+        if found != wanted or not bool((state.values >= 0).all()):
+            return f"eigenvectors, eigenvalues and residuals of shapes {found}, not {wanted}"
+        return None
 
     def unpack(self, packed: Packed, basis: Any) -> LowRank:
         return LowRank(**packed.tensors, slices=unpack_slices(packed.data), summary=packed.summary)

@@ -86,6 +86,10 @@ class Structure(ABC):
     def unpack(self, packed: Packed, basis: Any) -> Any:
         """The state back from a file."""
 
+    @abstractmethod
+    def wrong_with(self, state: Any, shapes: Shapes) -> str | None:
+        """What keeps a state out of a file from being one of parameters of these shapes."""
+
     def pack_basis(self, basis: Any) -> Packed:
         """The basis for a file."""
         raise NotImplementedError

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from lapkernels.curvature.state import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.dense import DenseBlocks, DensePosterior
 from lapkernels.laplace.structures.diag import Diag
-from lapkernels.laplace.structures.full import pack_slices, unpack_slices
+from lapkernels.laplace.structures.full import pack_slices, unpack_slices, wrong_matrix
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 
@@ -95,6 +96,18 @@ class Subnetwork(Structure):
     def pack(self, state: SubnetworkState) -> Packed:
         tensors = {"matrix": state.full.matrix, **self.pack_basis(state.entries).tensors}
         return Packed(tensors, pack_slices(state.full.slices), state.summary)
+
+    def wrong_with(self, state: SubnetworkState, shapes: Shapes) -> str | None:
+        entries = state.entries.by_name
+        if set(entries) != set(shapes):
+            return f"entries of {list(entries)}, not of {list(shapes)}"
+        for name, index in entries.items():
+            if index.dtype != torch.long or not torch.equal(index.flatten().unique(), index):
+                return f"the entries of {name} are no sorted indices"
+            if len(index) and not 0 <= int(index[0]) <= int(index[-1]) < prod(shapes[name]):
+                return f"the entries of {name} are outside of {shapes[name]}"
+        size = sum(len(index) for index in entries.values())
+        return wrong_matrix(state.full.matrix, size, state.full.slices, shapes)
 
     def unpack(self, packed: Packed, basis: Entries | None) -> SubnetworkState:
         found = Full(packed.tensors["matrix"], unpack_slices(packed.data), packed.summary)
