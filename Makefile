@@ -13,7 +13,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo test test-slow lint format bench bench-networks bench-scaling bench-peers cuda-report clean venv
+.PHONY: demo docs test test-slow lint format bench bench-networks bench-scaling bench-peers cuda-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml setup.py tests/integrations/requirements.txt
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet numpy setuptools wheel ninja
 	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
-		$(BIN)/pip install --quiet --no-build-isolation -e '.[test,demo,lint]'
+		$(BIN)/pip install --quiet --no-build-isolation -e '.[test,demo,lint,docs]'
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -r tests/integrations/requirements.txt
 	touch $@
 
@@ -52,6 +52,10 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(if $(NATIVE_SOURCES),$(BIN)/clang-format -i $(NATIVE_SOURCES))
+
+# The site in build/docs; a warning is an error.
+docs: venv
+	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 # ARGS selects cases and options, for example ARGS="-k kronecker".
 bench: venv

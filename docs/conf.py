@@ -26,14 +26,21 @@ html_title = "lapkernels"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-# Pages link to files of the repository, which are not part of the site.
-suppress_warnings = ["myst.xref_missing"]
 
 SHAPE = re.compile(r"\[[^\]`]*\*[^\]`]*\]")
 # The table of contents, which the index has in words.
 CONTENTS = {
-    "Use": ["curvature", "laplace", "variational", "l2m", "processes", "compiled", "files"],
-    "Look up": ["gallery", "coming_from", "support", "ops", "api"],
+    "Use": [
+        "curvature",
+        "laplace",
+        "variational",
+        "l2m",
+        "processes",
+        "compiled",
+        "files",
+        "laplace_torch",
+    ],
+    "Look up": ["gallery", "coming_from", "support", "ops", "api", "command_line"],
     "Behind it": ["derivations", "kernels", "triton_kernels", "cuda_kernels"],
     "Measured": ["measured/networks/report", "measured/report", "measured/*"],
 }

@@ -37,8 +37,9 @@ def l2m(problem: Problem, path: Path) -> None:
         optimizer.zero_grad()
         nn.functional.cross_entropy(problem.model(x), y).backward()
         optimizer.step()
-    options = {"data_size": len(problem.x), "batch_size": 4}
-    lk.L2M.from_optimizer(optimizer, problem.model, "categorical", **options).save(path)
+    lk.L2M.from_optimizer(
+        optimizer, problem.model, "categorical", data_size=len(problem.x), batch_size=4
+    ).save(path)
 
 
 def variational(problem: Problem, path: Path) -> None:
