@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,7 @@ def _trace(
     tied = {name: leaves[first] for name, first in subject.names.items()}
     watch = recorder if subject.watched or edges else Shortcuts(recorder, subject.buffers)
     with torch.enable_grad():
-        with plain, watch:
+        with plain, _uncompiled(), watch:
             model = subject.model
             output = select(functional_call(model, tied, args, kwargs, tie_weights=False))
         if isinstance(watch, Shortcuts):
@@ -148,6 +149,15 @@ def _trace(
         recorder.opaque,
         recorder.hidden,
     )
+
+
+def _uncompiled() -> AbstractContextManager[Any]:
+    """Compiled parts of a model run as they were written; there are none unless dynamo is loaded.
+
+    Loading it takes seconds.
+    """
+    loaded = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
 
 def _output(recorder: Recorder, output: Tensor) -> Value:
