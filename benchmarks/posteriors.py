@@ -1,7 +1,17 @@
-"""Laplace posteriors from data to predictions: fit on a batch, then predict its variances."""
+"""Laplace posteriors from data to predictions: fit on a batch, then predict its variances.
+
+python -m benchmarks.posteriors --out docs/measured/posteriors.md
+
+measures both packages by turns, in processor time of one thread: a busy machine changes it little.
+"""
 
 from __future__ import annotations
 
+import argparse
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,8 +19,10 @@ from torch import Tensor
 
 import lapkernels as lk
 from benchmarks import oracles
+from benchmarks.document import table, write
 from benchmarks.models import family
-from benchmarks.networks import CLASSIFIERS, Problem, tiny
+from benchmarks.networks import CLASSIFIERS, Problem, make, tiny
+from benchmarks.report import duration
 
 PRIOR = 1.0
 # The three convolutions and three dense layers.
@@ -66,3 +78,36 @@ def _(problem: Problem) -> Tensor:
 @laplace_kron.method("laplace-torch", "peer", requires="laplace")
 def _(problem: Problem) -> Tensor:
     return _theirs(problem, "kron")
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("docs/measured/posteriors.md"))
+    parser.add_argument("--rounds", type=int, default=2)
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    (problem,) = make(SIZES[0], torch.device("cpu"))
+    packages = {"lapkernels": _ours, "laplace-torch": _theirs}
+    rows = []
+    for structure in ("kron", "diag"):
+        least = dict.fromkeys(packages, float("inf"))
+        found: dict[str, Tensor] = {}
+        for _ in range(arguments.rounds):
+            for name, package in packages.items():
+                start = time.process_time()
+                found[name] = package(problem, structure)
+                least[name] = min(least[name], time.process_time() - start)
+        ours, theirs = found.values()
+        difference = float((ours - theirs).abs().max() / theirs.abs().max())
+        ratio = least["laplace-torch"] / least["lapkernels"]
+        times = [duration(value) for value in least.values()]
+        rows.append([structure, *times, f"{ratio:.1f}×", f"{difference:.0e}"])
+        print(rows[-1])
+    head = [f"fit and predict, {SIZES[0]}", *packages, "ratio", "difference of variances"]
+    command = "python -m benchmarks.posteriors"
+    write(arguments.out, "Laplace posteriors from data to predictions", command, table(head, rows))
+
+
+if __name__ == "__main__":
+    main()

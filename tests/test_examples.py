@@ -20,7 +20,7 @@ RUN = (
 EXAMPLES = {
     path.stem: path
     for path in sorted((ROOT / "examples").glob("*.py"))
-    if path.stem not in ("common", "hamiltonian", "residual")
+    if path.stem not in ("common", "hamiltonian", "residual", "scenes")
 }
 # Examples that compare with autograd; the others have --quick and --out.
 COMPARING = ("one_layer", "whole_model")
