@@ -28,22 +28,15 @@ autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
 
 SHAPE = re.compile(r"\[[^\]`]*\*[^\]`]*\]")
-# The table of contents, which the index has in words.
+# The table of contents, which the index has in words; other pages come last.
 CONTENTS = {
-    "Use": [
-        "curvature",
-        "laplace",
-        "variational",
-        "l2m",
-        "processes",
-        "compiled",
-        "files",
-        "laplace_torch",
-    ],
-    "Look up": ["gallery", "coming_from", "support", "ops", "api", "command_line"],
+    "Use": ["curvature", "laplace", "variational", "autoencoder", "l2m", "processes", "files"],
+    "Look up": ["gallery", "coming_from", "laplace_torch", "compiled", "support", "ops", "api"],
     "Behind it": ["derivations", "kernels", "triton_kernels", "cuda_kernels"],
-    "Measured": ["measured/networks/report", "measured/report", "measured/*"],
+    "Measured": ["measured/*", "measured/networks/*"],
 }
+LISTED = {page for pages in CONTENTS.values() for page in pages}
+CONTENTS["More"] = sorted({page.stem for page in HERE.glob("*.md")} - LISTED - {"index", "gallery"})
 
 
 def add_contents(app: Sphinx, name: str, source: list[str]) -> None:

@@ -26,7 +26,7 @@ def patterns(count: int, seed: int) -> tuple[Tensor, Tensor]:
     y, x = torch.meshgrid(torch.arange(12.0), torch.arange(12.0), indexing="ij")
     waves = torch.stack([x, y, x + y, x - y]).mul(torch.pi / 3).sin()
     noise = torch.randn(count, 12, 12, generator=torch.Generator().manual_seed(seed))
-    return (waves[labels] + 0.6 * noise).unsqueeze(1), labels
+    return (waves[labels] + 2.5 * noise).unsqueeze(1), labels
 
 
 def network() -> nn.Module:
@@ -91,7 +91,7 @@ def main() -> None:
         from matplotlib import pyplot
 
         figure, ax = pyplot.subplots(figsize=(6, 3.2))
-        shown = {"stripes": patterns(400, seed=1)[0], "noise": 2 * torch.randn(400, 1, 12, 12)}
+        shown = {"stripes": patterns(400, seed=1)[0], "noise": 3 * torch.randn(400, 1, 12, 12)}
         for name, images in shown.items():
             ax.hist(entropies(la, images).numpy(), bins=40, range=(0, 2), alpha=0.6, label=name)
         ax.set(xlabel="entropy of the prediction in bits", ylabel="images")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +35,21 @@ def test_processes_work_as_one(size: int, tmp_path: Path) -> None:
         outcome = json.loads((tmp_path / f"{rank}.json").read_text())
         assert len(outcome.pop("done")) > 8
         assert not outcome, f"rank {rank} of {size}\n" + "\n".join(outcome.values())
+
+
+def test_example_under_torchrun(tmp_path: Path) -> None:
+    example = ["examples/many_processes.py", "--quick", "--out", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *example],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    difference = re.search(r"relative difference (\S+)", done.stdout)
+    assert difference and float(difference.group(1)) < 1e-5
+    assert (tmp_path / "many_processes.png").exists()
 
 
 @pytest.mark.parametrize(
