@@ -25,7 +25,11 @@ EXAMPLES = {
 # Examples that compare with autograd; the others have --quick and --out.
 COMPARING = ("one_layer", "whole_model")
 # Packages that an example needs besides those of the tests.
-NEEDED = {"cubic_regression": "numpyro", "l2m_cubic": "numpyro"}
+NEEDED = {
+    "cubic_regression": "numpyro",
+    "l2m_cubic": "numpyro",
+    "laplace_torch_backend": "laplace",
+}
 
 
 def output(example: str, *arguments: str) -> str:
