@@ -215,6 +215,19 @@ def test_what_is_missed_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -
             torch.testing.assert_close(found[parameter], value, rtol=0, atol=0)
 
 
+def test_compiled_functions_run_as_written() -> None:
+    torch.manual_seed(0)
+    x = torch.randn(3, 4)
+    written = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    compiled = torch.compile(written, backend="eager")
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), written(x))
+    assert isinstance(compiled, nn.Module)
+    known = lk.diag(written, x)
+    for value, other in zip(lk.diag(compiled, x).values(), known.values(), strict=True):
+        torch.testing.assert_close(value, other, rtol=0, atol=0)
+
+
 def test_autocast_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its casts are ops of their own."""
     model = Net(lambda net, x: net.last(net.first(x).tanh()))
