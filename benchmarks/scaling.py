@@ -1,7 +1,8 @@
 """Time and memory of curvature against resolution: one picture, and how fast each line grows.
 
-python -m benchmarks.scaling --out docs/measured            # measures, then draws
-python -m benchmarks.scaling --out docs/measured --draw     # draws what was measured before
+python -m benchmarks.scaling --out docs/measured                   # measures all, then draws
+python -m benchmarks.scaling diag_exact --out docs/measured        # one of them anew
+python -m benchmarks.scaling --out docs/measured --draw            # draws what was measured before
 
 The five convolutions of Laplacian autoencoders' Figure 7, one image, 32² to 512² pixels: blocks,
 Kronecker factors, exact, mixed and approximate diagonals, by this package and by others.
@@ -18,11 +19,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.report import merged
 from benchmarks.rows import Row, by_family
 from benchmarks.units import duration, memory, render
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "scaling.json"
+RESULTS = ROOT / "benchmarks" / "results" / "scaling"
 RESOLUTIONS = (32, 64, 128, 256, 512)
 # Words for the families, a colour each, and the other package that is drawn beside ours.
 FAMILIES = {
@@ -36,25 +38,25 @@ FAMILIES = {
 LARGEST = {"blocks": 64, "kflr": 64}
 
 
-def pattern() -> str:
-    """The cases, for pytest's -k."""
-    words = []
-    for name, (_, _, other) in FAMILIES.items():
-        methods = " or ".join(word for word in ("lapkernels", other) if word)
-        for resolution in RESOLUTIONS:
-            if resolution <= LARGEST.get(name, resolution):
-                words.append(f"({name}-conv5-r{resolution}-n1- and ({methods}))")
-    return f"not gradient_and and ({' or '.join(words)})"
+def pattern(name: str) -> str:
+    """The cases of a family, for pytest's -k."""
+    methods = " or ".join(word for word in ("lapkernels", FAMILIES[name][2]) if word)
+    sizes = " or ".join(
+        f"{name}-conv5-r{resolution}-n1-"
+        for resolution in RESOLUTIONS
+        if resolution <= LARGEST.get(name, resolution)
+    )
+    return f"not gradient_and and ({sizes}) and ({methods})"
 
 
-def run() -> None:
-    """Measure all cases."""
-    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+def run(name: str) -> None:
+    """Measure one family."""
+    RESULTS.mkdir(parents=True, exist_ok=True)
     command = [
         *(sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-only"),
-        *("-p", "no:cacheprovider", f"--benchmark-json={RESULTS}"),
+        *("-p", "no:cacheprovider", f"--benchmark-json={RESULTS / name}.json"),
         *("--case-seconds", "0.5", "--method-seconds", "15", "--benchmark-columns=min"),
-        *("-k", pattern()),
+        *("-k", pattern(name)),
     ]
     subprocess.run(command, cwd=ROOT, check=True)
 
@@ -139,12 +141,14 @@ def draw(found: dict[tuple[str, str], list[Row]], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], help="only these")
     parser.add_argument("--out", type=Path, required=True, help="folder for picture and table")
     parser.add_argument("--draw", action="store_true", help="draw what was measured before")
     arguments = parser.parse_args(argv)
-    if not arguments.draw:
-        run()
-    found = lines(json.loads(RESULTS.read_text()))
+    for name in () if arguments.draw else arguments.families or FAMILIES:
+        run(name)
+    files = [RESULTS / f"{name}.json" for name in FAMILIES]
+    found = lines(merged([json.loads(path.read_text()) for path in files if path.exists()]))
     arguments.out.mkdir(parents=True, exist_ok=True)
     draw(found, arguments.out / "scaling.png")
     text = "\n".join(table(found))

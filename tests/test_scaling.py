@@ -32,7 +32,7 @@ def run_of(power: float) -> dict[str, Any]:
         entry("diag_approx", "lapkernels", r, 1e-6 * (r * r) ** power, 10**6)
         for r in reversed(scaling.RESOLUTIONS)
     ]
-    return {"benchmarks": entries, "refused": []}
+    return {"benchmarks": entries, "refused": [], "machine_info": {}}
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
@@ -51,9 +51,8 @@ def test_families_of_the_picture_exist() -> None:
 
 
 def test_draws_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    results = tmp_path / "scaling.json"
-    results.write_text(json.dumps(run_of(1.0)))
-    monkeypatch.setattr(scaling, "RESULTS", results)
+    (tmp_path / "diag_approx.json").write_text(json.dumps(run_of(1.0)))
+    monkeypatch.setattr(scaling, "RESULTS", tmp_path)
     scaling.main(["--out", str(tmp_path / "out"), "--draw"])
     assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
     assert "| 1.00 |" in (tmp_path / "out" / "scaling.md").read_text()

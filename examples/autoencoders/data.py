@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -31,8 +32,11 @@ class Images:
         return DataLoader(TensorDataset(self.x), batch, shuffle=True)
 
 
-def load(file: Path | None, train: int, test: int) -> Images:
-    """The first images of x_train and x_test, or digits of 8 x 8 pixels if there is no file."""
+def load(file: Path | None, train: int, test: int, side: int | None = None) -> Images:
+    """The first images of x_train and x_test, or digits of 8 x 8 pixels if there is no file.
+
+    Images of a file are averaged down to ``side`` pixels a side.
+    """
     if file is not None:
         with numpy.load(file) as arrays:
             x, new_x = (
@@ -43,7 +47,12 @@ def load(file: Path | None, train: int, test: int) -> Images:
                 torch.from_numpy(arrays[key][:count]).long()
                 for key, count in (("y_train", train), ("y_test", test))
             )
-        return Images(x, y, new_x, new_y, file.stem)
+        if side is not None:
+            x, new_x = (
+                F.interpolate(v, size=(side, side), mode="bilinear", antialias=True)
+                for v in (x, new_x)
+            )
+        return Images(x, y, new_x, new_y, f"{file.stem}, {x.shape[-1]} x {x.shape[-1]}")
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
