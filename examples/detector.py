@@ -358,7 +358,10 @@ def picture(results: list[tuple[Scene, Boxes, Any]]) -> object:
 
 def main() -> None:
     """Train, fit, compare."""
-    arguments = options(__doc__).parse_args()
+    parser = options(__doc__)
+    parser.add_argument("--width", type=int, default=24, help="channels of the first layer")
+    parser.add_argument("--steps", type=int, default=400, help="steps of training")
+    arguments = parser.parse_args()
     quick = arguments.quick
     torch.manual_seed(arguments.seed)
     start = 1_000_000 * arguments.seed
@@ -366,7 +369,7 @@ def main() -> None:
     new = [scene(start + 500_000 + i, hard=i % 2 == 1) for i in range(6 if quick else 100)]
     grid = anchors()
     # A detector of a few steps is sure of nothing.
-    width, steps, threshold = (4, 60, 0.02) if quick else (24, 400, 0.3)
+    width, steps, threshold = (4, 60, 0.02) if quick else (arguments.width, arguments.steps, 0.3)
     model = trained(data, grid, width, steps, 16)
     part = data[: 40 if quick else 200]
     # Of all training images, estimated from a part of them.

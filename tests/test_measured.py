@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks.networks import NetworkSize
 
@@ -34,6 +35,21 @@ def test_posteriors_are_measured(name: str, holds: str, tmp_path: Path) -> None:
     given = ["--seconds", "0"] if name == "variational" else []
     importlib.import_module(f"benchmarks.{name}").main(["--quick", *given, "--out", str(out)])
     assert f"python -m benchmarks.{name}" in out.read_text() and holds in out.read_text()
+
+
+def test_posteriors_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("laplace")
+    from benchmarks import posteriors
+
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(posteriors, "SIZES", [NetworkSize("tiny", 8, 6)])
+    out = tmp_path / "made.md"
+    posteriors.main(["--out", str(out), "--rounds", "1"])
+    torch.set_num_threads(threads)
+    rows = [line.split("|") for line in out.read_text().splitlines() if line.startswith("| ")]
+    # The last cell is how far the packages are apart.
+    assert [row[1].strip() for row in rows[2:]] == ["kron", "diag"]
+    assert all(float(row[-2]) < 1e-4 for row in rows[2:])
 
 
 def test_processes_are_compared(tmp_path: Path) -> None:
