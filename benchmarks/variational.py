@@ -1,6 +1,7 @@
 """Steps of Variational Laplace over a step at the mode, and the error of its difference route.
 
-python -m benchmarks.variational --out docs/measured/variational.md
+python -m benchmarks.variational steps
+python -m benchmarks.variational errors
 
 A pre-activation ResNet with softplus and batch norm in training mode, 32 x 32. A step is loss,
 backward pass and Adam; the plain one differentiates the squared gradient by torch's own double
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import functools
 import gc
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -28,47 +30,67 @@ from lapkernels.variational import MeanField, Objective
 
 RELATIVE = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 DATA_SIZE = 50_000
+KEPT = "glibc was told to keep freed memory (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`)."
+RETURNED = "glibc's own settings, by which freed memory goes back to the system."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=Path("docs/measured/variational.md"))
+    parser.add_argument("what", choices=("steps", "errors"))
+    parser.add_argument("--out", type=Path, help="docs/measured/variational_<what>.md by default")
     parser.add_argument("--seconds", type=float, default=60.0, help="of rounds")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--busy", action="store_true", help="CPU time of one thread, not wall time")
     parser.add_argument("--quick", action="store_true", help="a tiny network, for a test")
     chosen = parser.parse_args(argv)
     widths, side = ((4, 6), 8) if chosen.quick else ((16, 32, 64), 32)
+    if chosen.what == "steps":
+        title = "Steps of Variational Laplace"
+        batch = 4 if chosen.quick else chosen.batch
+        parts = steps_document(widths, side, batch, chosen.seconds, chosen.busy)
+    else:
+        title = "Error of Variational Laplace's difference route"
+        parts = errors_document(widths, side)
+    out = chosen.out or Path(f"docs/measured/variational_{chosen.what}.md")
+    write(out, title, f"python -m benchmarks.variational {chosen.what}", parts)
+
+
+def steps_document(
+    widths: Sequence[int], side: int, batch: int, seconds: float, busy: bool
+) -> list[str]:
+    """Times of a step, once the exact route is known to be exact."""
+    if busy:
+        torch.set_num_threads(1)
     distance = from_plain(widths, side)
     if distance > 1e-10:
         raise SystemExit(f"the exact route is {distance:.1e} away from plain double backward")
-    found = steps(widths, side, 4 if chosen.quick else chosen.batch, chosen.seconds)
-    parts = [
-        f"Batch {chosen.batch}, float32, least time over interleaved rounds. In float64 the exact "
-        f"route's gradients are {distance:.0e} away from those of plain double backward.",
+    found = steps(widths, side, batch, seconds, time.process_time if busy else time.perf_counter)
+    return [
+        f"Batch {batch}, float32, least {'CPU' if busy else 'wall'} time over interleaved rounds"
+        f"{', on a machine that was busy' if busy else ''}. In float64 the exact "
+        f"route's gradients are {distance:.0e} away from those of plain double backward. "
+        + (KEPT if "MALLOC_TRIM_THRESHOLD_" in os.environ else RETURNED),
         "",
         *table(["step", "time", "over the mode's"], [row(k, found) for k in found]),
-        "",
-        "## Error of the difference route",
-        "",
+    ]
+
+
+def errors_document(widths: Sequence[int], side: int) -> list[str]:
+    """Errors over lengths of the step, and over parameters."""
+    dtypes = (torch.float32, torch.float64)
+    head = ["dtype", "step", "together", "median parameter", "worst parameter"]
+    return [
         "Length of (gradient by difference - exact gradient) over that of the exact one, for "
         "steps ε v of several lengths relative to μ, batch 8: of all means together, and of single "
         "parameters. The default step is marked.",
         "",
-        *table(
-            ["dtype", "step", "together", "median parameter", "worst parameter"],
-            [
-                line
-                for dtype in (torch.float32, torch.float64)
-                for line in errors(widths, side, dtype)
-            ],
-        ),
+        *table(head, [line for dtype in dtypes for line in errors(widths, side, dtype)]),
         "",
         "By parameter in float32 with the default step:",
         "",
         *table(["parameter", "error", "share of the gradient"], layers(widths, side)),
     ]
-    write(chosen.out, "Variational Laplace", "python -m benchmarks.variational", parts)
 
 
 def smooth(widths: Sequence[int], dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -111,7 +133,7 @@ def gradients(q: Objective, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 
 def from_plain(widths: Sequence[int], side: int) -> float:
     """Relative distance of the exact route's gradients from plain double backward, float64."""
-    x, y = data(4, side, torch.float64)
+    x, y = data(2, side, torch.float64)
     model = smooth(widths, torch.float64)
     plain, ours = (
         gradients(kind(model, "categorical", DATA_SIZE), x, y)
@@ -120,7 +142,9 @@ def from_plain(widths: Sequence[int], side: int) -> float:
     return _error(ours, plain, list(plain))
 
 
-def steps(widths: Sequence[int], side: int, batch: int, seconds: float) -> dict[str, float]:
+def steps(
+    widths: Sequence[int], side: int, batch: int, seconds: float, clock: Callable[[], float]
+) -> dict[str, float]:
     """Least seconds of a step of each method, in interleaved rounds."""
     x, y = data(batch, side)
     kinds: dict[str, Callable[..., Objective]] = {
@@ -131,7 +155,7 @@ def steps(widths: Sequence[int], side: int, batch: int, seconds: float) -> dict[
         "difference route": functools.partial(lk.VariationalLaplace, route="difference"),
     }
     objectives = {k: kind(smooth(widths), "categorical", DATA_SIZE) for k, kind in kinds.items()}
-    calls = {name: _step(q, x, y) for name, q in objectives.items()}
+    calls = {name: _step(q, x, y, clock) for name, q in objectives.items()}
     found = {name: min(call(), call()) for name, call in calls.items()}
     gc.disable()
     end = time.perf_counter() + seconds
@@ -142,16 +166,16 @@ def steps(widths: Sequence[int], side: int, batch: int, seconds: float) -> dict[
     return found
 
 
-def _step(q: Objective, x: Tensor, y: Tensor) -> Callable[[], float]:
+def _step(q: Objective, x: Tensor, y: Tensor, clock: Callable[[], float]) -> Callable[[], float]:
     """A step that takes its own time."""
     optimizer = torch.optim.Adam(q.param_groups(1e-6))
 
     def call() -> float:
-        start = time.perf_counter()
+        start = clock()
         optimizer.zero_grad()
         q.loss(x, y).backward()
         optimizer.step()
-        return time.perf_counter() - start
+        return clock() - start
 
     return call
 

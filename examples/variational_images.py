@@ -137,9 +137,10 @@ def draw(everything: dict[str, dict[str, Found]]) -> pyplot.Figure:
 def main() -> None:
     """All runs, one table."""
     parser = options(__doc__, data="Fashion-MNIST as .npz", cifar="CIFAR-10 as .npz")
+    parser.add_argument("--seeds", type=int, default=3, help="how many")
     chosen = parser.parse_args()
     files = {"Fashion-MNIST": chosen.data, "CIFAR-10": chosen.cifar}
-    seeds = range(chosen.seed, chosen.seed + (1 if chosen.quick else 3))
+    seeds = range(chosen.seed, chosen.seed + (1 if chosen.quick else chosen.seeds))
     kept = chosen.out and chosen.out / "variational_images.json"
     everything = {
         name: runs(name, file, seeds, chosen.quick, kept)

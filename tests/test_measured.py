@@ -27,13 +27,19 @@ def test_documents_are_written(name: str, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize(
-    ("name", "holds"),
-    [("variational", "| difference route |"), ("l2m", "correlation of log precisions")],
+    ("name", "arguments", "holds"),
+    [
+        ("variational", ["steps", "--seconds", "0"], "| difference route |"),
+        ("variational", ["errors"], "(default)"),
+        ("l2m", [], "correlation of log precisions"),
+    ],
 )
-def test_posteriors_are_measured(name: str, holds: str, tmp_path: Path) -> None:
+def test_posteriors_are_measured(
+    name: str, arguments: list[str], holds: str, tmp_path: Path
+) -> None:
     out = tmp_path / "made.md"
-    given = ["--seconds", "0"] if name == "variational" else []
-    importlib.import_module(f"benchmarks.{name}").main(["--quick", *given, "--out", str(out)])
+    module = importlib.import_module(f"benchmarks.{name}")
+    module.main([*arguments, "--quick", "--out", str(out)])
     assert f"python -m benchmarks.{name}" in out.read_text() and holds in out.read_text()
 
 
