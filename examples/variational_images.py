@@ -128,7 +128,8 @@ def draw(everything: dict[str, dict[str, Found]]) -> pyplot.Figure:
             for way, over in by_beta(found, "test", metric).items():
                 betas = sorted(over)
                 ax.plot(betas, [fmean(over[beta]) for beta in betas], "o-", label=way)
-            ax.set(xscale="log", xlabel="β", ylabel=metric, title=name)
+            scale = "log" if metric == "nll" else "linear"
+            ax.set(xscale="log", yscale=scale, xlabel="β", ylabel=metric, title=name)
     axes[0, 0].legend(fontsize=8)
     figure.tight_layout()
     return figure
