@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -187,10 +188,11 @@ def row(name: str, found: Mapping[str, float]) -> list[str]:
 
 def errors(widths: Sequence[int], side: int, dtype: torch.dtype) -> list[list[str]]:
     """A line for each length of the step."""
+    exact = _means(widths, side, dtype)
     default = 0.1 * torch.finfo(dtype).eps ** 0.5
     lines = []
     for relative in (*RELATIVE, default):
-        exact, difference = _both(widths, side, dtype, relative)
+        difference = _means(widths, side, dtype, route="difference", step=relative)
         single = torch.tensor([_error(difference, exact, [name]) for name in exact])
         together = _error(difference, exact, list(exact))
         mark = " (default)" if relative == default else ""
@@ -203,7 +205,8 @@ def errors(widths: Sequence[int], side: int, dtype: torch.dtype) -> list[list[st
 
 def layers(widths: Sequence[int], side: int) -> list[list[str]]:
     """A line for each parameter with a σ, in float32 with the default step."""
-    exact, difference = _both(widths, side, torch.float32, None)
+    exact = _means(widths, side, torch.float32)
+    difference = _means(widths, side, torch.float32, route="difference")
     length = _norm(exact.values())
     return [
         [name.removeprefix("model."), f"{_error(difference, exact, [name]):.1e}",
@@ -212,20 +215,13 @@ def layers(widths: Sequence[int], side: int) -> list[list[str]]:
     ]  # fmt: skip
 
 
-def _both(
-    widths: Sequence[int], side: int, dtype: torch.dtype, relative: float | None
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Gradients of the means by the exact route, and by the difference route."""
-    x, y = data(8, side, dtype)
-    model = smooth(widths, dtype)
-    objectives = (
-        lk.VariationalLaplace(model, "categorical", DATA_SIZE),
-        lk.VariationalLaplace(model, "categorical", DATA_SIZE, route="difference", step=relative),
-    )
-    exact, difference = (
-        {k: g for k, g in gradients(q, x, y).items() if k.startswith("model.")} for q in objectives
-    )
-    return exact, difference
+def _means(
+    widths: Sequence[int], side: int, dtype: torch.dtype, **options: Any
+) -> dict[str, Tensor]:
+    """Gradients of the means."""
+    q = lk.VariationalLaplace(smooth(widths, dtype), "categorical", DATA_SIZE, **options)
+    found = gradients(q, *data(8, side, dtype))
+    return {name: g for name, g in found.items() if name.startswith("model.")}
 
 
 def _norm(tensors: Iterable[Tensor]) -> float:

@@ -75,6 +75,25 @@ def test_difference_is_right_up_to_its_step(name: str, training: bool) -> None:
     assert errors[1] < 0.02 * errors[0]
 
 
+def test_both_routes_train_alike() -> None:
+    """Thirty steps of Adam in float32: losses that start at one value and stay together."""
+    curves = []
+    for route in ("exact", "difference"):
+        q, x, y = case("residual", route=route)
+        q, x = q.float().train(), x.float()
+        optimizer = torch.optim.Adam(q.param_groups(1e-2))
+        curve = []
+        for _ in range(30):
+            optimizer.zero_grad()
+            loss = q.loss(x, y)
+            loss.backward()
+            optimizer.step()
+            curve.append(loss.item())
+        curves.append(torch.tensor(curve))
+    assert curves[0][-1] < 0.8 * curves[0][0]
+    assert (curves[1] - curves[0]).abs().max() < 0.01 * (curves[0][0] - curves[0][-1])
+
+
 @pytest.mark.parametrize("name", NETWORKS)
 def test_squares_of_single_samples(name: str) -> None:
     q, x, y = case(name, curvature="samples")
