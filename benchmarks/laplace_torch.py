@@ -4,8 +4,7 @@
 
 3c3d (CIFAR-10 shapes, random data, ten classes), classification, all weights. Every row is run in
 processes of its own, after a fit of a tiny network that loads code: one process times it, the
-minimum over calls, and another reads the peak memory of one call. Rows that were measured before
-are kept, so that a run may be split by --task.
+minimum over calls, and another reads the peak memory of one call.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ from benchmarks.memory import ALLOCATOR
 from lapkernels.demo.memory import peak_extra_memory
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "laplace_torch.json"
 BACKENDS = ("default", "lapkernels")
 # Structure, samples, batch size, and how often it is called.
 TASKS: dict[str, tuple[str, int, int, int]] = {
@@ -74,26 +73,29 @@ def prepared(task: str, backend: str, quick: bool) -> Callable[[], Any]:
     return lambda: la(x, link_approx="probit")
 
 
-def child(task: str, backend: str, memory: bool) -> None:
-    """Measure one row and print it as JSON."""
+def child(task: str, backend: str, what: str) -> None:
+    """Measure one number and print it as JSON."""
     prepared(task, backend, quick=True)()
     call = prepared(task, backend, quick=False)
-    if memory:
+    if what == "memory":
         print(json.dumps(peak_extra_memory(call)[1]))
         return
+    clock = time.process_time if what == "processor" else time.perf_counter
     seconds = []
     for _ in range(TASKS[task][3]):
-        start = time.perf_counter()
+        start = clock()
         call()
-        seconds.append(time.perf_counter() - start)
+        seconds.append(clock() - start)
     print(json.dumps(min(seconds)))
 
 
-def measured(task: str, backend: str, memory: bool) -> float:
-    """A row from a process of its own."""
-    command = [sys.executable, "-W", "ignore", "-m", __spec__.name if __spec__ else __name__]
-    command += ["--child", task, backend, "memory" if memory else "time"]
-    environment = {**os.environ, **(ALLOCATOR if memory else {})}
+def measured(task: str, backend: str, what: str) -> float:
+    """A number from a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.laplace_torch"]
+    command += ["--child", task, backend, what]
+    environment = {**os.environ, **(ALLOCATOR if what == "memory" else {})}
+    if what == "processor":
+        environment["OMP_NUM_THREADS"] = "1"
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"{task} with {backend} failed: {done.stderr[-2000:]}")
@@ -103,39 +105,52 @@ def measured(task: str, backend: str, memory: bool) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", choices=TASKS, action="append", help="some rows only")
+    parser.add_argument(
+        "--busy",
+        action="store_true",
+        help="for a machine with other work: processor time of one thread, four rows at a time",
+    )
     parser.add_argument("--write", type=Path, help="file to write the page to")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        task, backend, what = arguments.child
-        child(task, backend, what == "memory")
+        child(*arguments.child)
         return
-    rows = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for task in arguments.task or TASKS:
-        rows[task] = [
-            [measured(task, backend, memory) for backend in BACKENDS] for memory in (False, True)
-        ]
-        print(line(task, *rows[task]), flush=True)
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps(rows))
+    clock = "processor" if arguments.busy else "time"
+    tasks = arguments.task or list(TASKS)
+    jobs = [
+        (task, backend, what)
+        for task in tasks
+        for what in (clock, "memory")
+        for backend in BACKENDS
+    ]
+    with ThreadPoolExecutor(4 if arguments.busy else 1) as pool:
+        found = list(pool.map(lambda job: measured(*job), jobs))
+    lines = [HEAD, *(line(task, found[4 * n : 4 * n + 4]) for n, task in enumerate(tasks))]
+    print("\n".join(lines))
     if arguments.write:
-        lines = [line(task, *rows[task]) for task in TASKS if task in rows]
-        page = PAGE.format(torch=torch.__version__, table="\n".join([HEAD, *lines]))
+        how = HOW[arguments.busy]
+        page = PAGE.format(torch=torch.__version__, how=how, table="\n".join(lines))
         arguments.write.write_text(page)
 
 
-def line(task: str, seconds: Sequence[float], memory: Sequence[float]) -> str:
-    """A row of the table."""
+def line(task: str, numbers: Sequence[float]) -> str:
+    """A row of the table, of two times and two memories."""
     _, count, batch, _ = TASKS[task]
-    cells = [f"{task}, {count} samples in batches of {batch}"]
-    cells += [f"{one:.3g} s" for one in seconds] + [f"{seconds[0] / seconds[1]:.3g}×"]
-    cells += [f"{one / 1e6:.4g} MB" for one in memory] + [f"{memory[0] / memory[1]:.3g}×"]
+    a, b, m, n = numbers
+    cells = [f"{task}, {count} samples in batches of {batch}", f"{a:.3g} s", f"{b:.3g} s"]
+    cells += [f"{a / b:.3g}×", f"{m / 1e6:.4g} MB", f"{n / 1e6:.4g} MB", f"{m / n:.3g}×"]
     return "| " + " | ".join(cells) + " |"
 
 
 HEAD = """\
 | | default backend | lapkernels | faster | memory, default | lapkernels | less |
 |---|--:|--:|--:|--:|--:|--:|"""
+
+HOW = {
+    False: "Two threads, wall clock.",
+    True: "The machine was busy with other work: times are processor time of one thread.",
+}
 
 PAGE = """\
 # laplace-torch with its default backend and with ours
@@ -145,7 +160,7 @@ fit: `Laplace(model, "classification", "all", structure, backend=...).fit(loader
 random data. predict: `la(x, link_approx="probit")` against `without_jacobians(la)(x)`. The minimum
 of two or three calls, every row in a process of its own; memory is the peak above what was held
 before. A Kronecker fit ends with eigendecompositions of all factors, laplace-torch's own in both
-columns.
+columns. {how}
 
 {table}
 """
