@@ -30,7 +30,16 @@ autodoc_preserve_defaults = True
 SHAPE = re.compile(r"\[[^\]`]*\*[^\]`]*\]")
 # The table of contents, which the index has in words; other pages come last.
 CONTENTS = {
-    "Use": ["curvature", "laplace", "variational", "autoencoder", "l2m", "processes", "files"],
+    "Use": [
+        "curvature",
+        "laplace",
+        "variational",
+        "autoencoder",
+        "l2m",
+        "trainers",
+        "processes",
+        "files",
+    ],
     "Look up": ["gallery", "coming_from", "laplace_torch", "compiled", "support", "ops", "api"],
     "Behind it": ["derivations", "kernels", "triton_kernels", "cuda_kernels"],
     "Measured": ["measured/*", "measured/networks/*"],

@@ -25,18 +25,7 @@ Array = NDArray[Any]
 
 
 class _LaplaceEstimator(BaseEstimator):
-    """What both estimators share.
-
-    Parameters
-    ----------
-    hidden : widths of the hidden layers, with tanh between them
-    structure : of the posterior, as in :class:`lapkernels.Laplace`
-    prior : groups of parameters with a precision of their own, as in :class:`lapkernels.Laplace`
-    epochs : passes over the data
-    batch_size : rows of a training step
-    learning_rate : of Adam
-    random_state : seed of initial weights and of the order of rows
-    """
+    """A perceptron with a Laplace posterior, its training and its predictions."""
 
     def __init__(
         self,
@@ -106,10 +95,11 @@ class LaplaceRegressor(RegressorMixin, _LaplaceEstimator):
         mean, std = model.predict(X_new, return_std=True)
 
     After ``fit``, ``laplace_`` is the posterior (of standardised columns and targets), ``noise_``
-    the standard deviation of the noise that the evidence chose.
+    the standard deviation of the noise that the evidence chose. Parameters: ``hidden``, widths of
+    the hidden layers, with tanh between them; ``structure`` of the posterior and ``prior`` as in
+    :class:`lapkernels.Laplace`; ``epochs`` of Adam with ``learning_rate`` on batches of
+    ``batch_size`` rows; ``random_state``, the seed of weights and of the order of rows.
     """
-
-    __doc__ = f"{__doc__}\n{_LaplaceEstimator.__doc__}"
 
     def __sklearn_tags__(self) -> Any:
         tags: Any = super().__sklearn_tags__()
@@ -152,10 +142,8 @@ class LaplaceClassifier(ClassifierMixin, _LaplaceEstimator):
         model.predict_proba(X_new)
 
     After ``fit``, ``laplace_`` is the posterior (of standardised columns), ``classes_`` has the
-    labels.
+    labels. Parameters are those of :class:`LaplaceRegressor`.
     """
-
-    __doc__ = f"{__doc__}\n{_LaplaceEstimator.__doc__}"
 
     def fit(self, X: Any, y: Any) -> LaplaceClassifier:
         """Train on rows X [N, features] and labels y [N]."""
