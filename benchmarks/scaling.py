@@ -34,8 +34,8 @@ FAMILIES = {
     "diag_mixed": ("mixed diagonal", "#2ca02c", ""),
     "diag_approx": ("approximate diagonal", "#d62728", "StochMan"),
 }
-# Where blocks and factors of all columns take too long to be worth a point.
-LARGEST = {"blocks": 64, "kflr": 64}
+# Where all columns take too long to be worth a point.
+LARGEST = {"blocks": 64, "kflr": 64, "diag_exact": 256}
 
 
 def pattern(name: str) -> str:
