@@ -7,13 +7,15 @@ TORCH ?= torch==2.13.0
 ARGS ?=
 # Where `make bench` measures: cpu or cuda.
 DEVICE ?= cpu
+# Whether `make wheel` has CUDA kernels in it.
+CUDA ?= 0
 
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo docs test test-slow lint format bench bench-networks bench-scaling bench-peers cuda-report clean venv
+.PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers cuda-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -56,6 +58,12 @@ format: $(INSTALLED)
 # The site in build/docs; a warning is an error.
 docs: venv
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
+
+# A wheel for this platform, for any Python and torch, in dist/. CUDA=1 adds the CUDA kernels, which
+# needs nvcc and no GPU; such a wheel is named after nvcc's major version, and imports anywhere.
+wheel: $(INSTALLED)
+	LAPKERNELS_REQUIRE_EXTENSION=1 LAPKERNELS_CUDA=$(CUDA) PATH="$(abspath $(BIN)):$$PATH" \
+		$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
 # ARGS selects cases and options, for example ARGS="-k kronecker".
 bench: venv

@@ -91,12 +91,24 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=f"{home}/bin" if home else None)
 
 
+def gencode(archs: list[str]) -> list[str]:
+    """Machine code for each architecture, and PTX from which newer GPUs make theirs.
+
+    The kernels use nothing that is newer than sm_80, so all from there on share one PTX.
+    """
+    old = [arch for arch in archs if int(arch) < 80]
+    new = [f"sm_{arch}" for arch in archs if int(arch) >= 80]
+    codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in old]
+    if new:
+        return [*codes, f"-gencode=arch=compute_80,code=[{','.join(new)},compute_80]"]
+    return [*codes, f"-gencode=arch=compute_{old[-1]},code=compute_{old[-1]}"]
+
+
 def cuda_objects(folder: Path, compiler: str) -> list[str]:
     """Compiles the CUDA sources that changed; they know no torch, so nvcc alone does it."""
     folder.mkdir(parents=True, exist_ok=True)
     archs = os.environ.get("LAPKERNELS_CUDA_ARCHS", CUDA_ARCHS).split()
-    codes = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in archs]
-    codes.append(f"-gencode=arch=compute_{archs[-1]},code=compute_{archs[-1]}")
+    codes = gencode(archs)
     headers = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.h"), *ROOT.glob("csrc/cuda/*.cuh")]
     newest = max(path.stat().st_mtime for path in headers)
 
@@ -211,8 +223,18 @@ class BuildNative(BuildExtension):
         (folder / "_build.json").write_text(json.dumps(record, indent=2) + "\n")
 
 
+def version_tag() -> dict[str, dict[str, str]]:
+    """A wheel with CUDA kernels says so, `+cu13` for CUDA 13; the driver must be as new."""
+    compiler = nvcc()
+    if compiler is None or reason_not_to_build() is not None:
+        return {}
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout
+    (major,) = re.findall(r"release (\d+)", said)
+    return {"egg_info": {"tag_build": f"+cu{major}"}}
+
+
 setup(
     ext_modules=[native_extension()],
     cmdclass={"build_ext": BuildNative},
-    options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    options={"bdist_wheel": {"py_limited_api": "cp310"}, **version_tag()},
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -13,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")
+# PTX as setup.py has it, and the architectures that it becomes machine code for.
+_MACHINES = {"75": ("75",), "80": ("80", "86", "89", "90", "100", "120")}
+ARCHITECTURES = tuple(arch for archs in _MACHINES.values() for arch in archs)
 
 # Warps, blocks and bytes of shared memory that a multiprocessor holds, and bytes it keeps a block.
 _LIMITS = {
@@ -27,7 +30,7 @@ _LIMITS = {
 }
 _REGISTERS = 65536  # of a multiprocessor, on all of these
 
-_ENTRY = re.compile(r"Compiling entry function '(\S+)'")
+_ENTRY = re.compile(r"Compiling entry function '(\S+)' for 'sm_(\d+)'")
 _FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers")
 _SHARED = re.compile(r"(\d+) bytes smem")
@@ -51,8 +54,9 @@ class Kernel:
     @property
     def threads(self) -> int:
         """Threads in a block, as the launcher has it."""
-        few = ("window_squared_sum", "position_sums")
-        return 128 if self.stem in few or "16, 128" in self.name else 256
+        if "16, 64" in self.name:
+            return 64
+        return 128 if self.stem in ("window_squared_sum", "position_sums") else 256
 
     @property
     def occupancy(self) -> float:
@@ -75,30 +79,37 @@ def nvcc() -> str | None:
     return shutil.which("nvcc", path=f"{home}/bin" if home else None)
 
 
-def compiled_kernels(arch: str) -> list[Kernel]:
-    """All kernels, compiled for an architecture, sorted by name."""
+@functools.cache
+def compiled_kernels() -> list[Kernel]:
+    """All kernels, compiled for all architectures as the library is, sorted by name."""
     # Other files only put tasks together, and have no device code.
     sources = [p for p in sorted(ROOT.glob("csrc/cuda/*.cu")) if "launch(" in p.read_text()]
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
-        reports = list(pool.map(lambda source: _compile(source, arch, folder), sources))
-    return sorted(_parse(arch, "\n".join(reports)), key=lambda kernel: kernel.name)
+    jobs = [(source, virtual) for source in sources for virtual in _MACHINES]
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        reports = list(pool.map(lambda job: _compile(*job, folder), jobs))
+    found = [kernel for report in reports for kernel in _parse(report)]
+    return sorted(found, key=lambda kernel: (kernel.name, int(kernel.arch)))
 
 
-def _compile(source: Path, arch: str, folder: str) -> str:
+def _compile(source: Path, virtual: str, folder: str) -> str:
     compiler = nvcc()
     assert compiler is not None, "there is no nvcc"
-    command = [compiler, "-std=c++20", "-O3", "-cubin", f"-arch=sm_{arch}", "-Xptxas", "-v"]
-    command += [str(source), "-o", f"{folder}/{source.stem}.cubin"]
+    machines = ",".join(f"sm_{arch}" for arch in _MACHINES[virtual])
+    command = [compiler, "-std=c++20", "-O3", "-fatbin", "-Xptxas", "-v"]
+    command += [f"-gencode=arch=compute_{virtual},code=[{machines}]"]
+    command += [str(source), "-o", f"{folder}/{source.stem}-{virtual}.fatbin"]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     return result.stderr
 
 
-def _parse(arch: str, report: str) -> list[Kernel]:
+def _parse(report: str) -> list[Kernel]:
     found = []
     pieces = _ENTRY.split(report)[1:]
-    names = _readable(pieces[::2])
-    for name, text in zip(names, pieces[1::2], strict=True):
+    if not pieces:
+        return found
+    names = _readable(pieces[::3])
+    for name, arch, text in zip(names, pieces[1::3], pieces[2::3], strict=True):
         frame, used, shared = _FRAME.search(text), _USED.search(text), _SHARED.search(text)
         assert frame is not None and used is not None, text
         memory = int(shared[1]) if shared else 0

@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cuda.compile import ARCHITECTURES, ROOT, Kernel, compiled_kernels, nvcc
+from benchmarks.cuda.compile import ROOT, Kernel, compiled_kernels, nvcc
 from benchmarks.cuda.roofline import COSTS, SHAPES
 
 TEMPLATE = Path(__file__).with_name("template.md")
@@ -15,7 +15,7 @@ TARGET = ROOT / "docs" / "cuda_kernels.md"
 
 def main() -> None:
     """Compiles all kernels for all architectures and writes the page."""
-    write([kernel for arch in ARCHITECTURES for kernel in compiled_kernels(arch)])
+    write(compiled_kernels())
 
 
 def write(kernels: Sequence[Kernel]) -> None:

@@ -56,7 +56,9 @@ def compile_launch(launch: Launch, tile: Tile, target: str) -> Resources:
         else:
             signature[parameter.name] = _described(value, (index,), constants, attributes)
     source = ASTSource(launch.kernel.function, signature, constants, attributes)
-    options = {**OPTIONS, "num_warps": tile.warps, "num_stages": tile.stages}
+    options = {**OPTIONS, **tile.options}
+    if target.startswith("gfx"):
+        options.pop("maxnreg", None)
     found = triton.compile(source, target=TARGETS[target], options=options)
     if target.startswith("gfx"):
         return _amd(found.asm["amdgcn"], found.metadata.shared)

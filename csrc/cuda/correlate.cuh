@@ -51,38 +51,75 @@ __device__ void place_lanes(Place* places, int lanes, const Operand<T>& operand,
   }
 }
 
-// The elements of a step that one thread moves from global to shared memory.
+// The elements of a step that one thread moves from global to shared memory: one by one, or, if the
+// operand allows it, four by four.
 template <class Stored, class T, int Lanes, int Threads>
 struct Freight {
   static constexpr int count = Lanes * kDepth / Threads;
+  static_assert(count % 4 == 0);
   Stored value[count];
 
-  __device__ static int lane(const Operand<T>& operand, int i) {
-    const int element = threadIdx.x + i * Threads;
-    return operand.lanes_nearer ? element % Lanes : element / kDepth;
+  // Where element `item` of the step lies, `width` of them being taken at once.
+  template <int width>
+  __device__ static int lane(const Operand<T>& operand, int item) {
+    return operand.lanes_nearer ? item % (Lanes / width) * width : item / (kDepth / width);
   }
-  __device__ static int summand(const Operand<T>& operand, int i) {
-    const int element = threadIdx.x + i * Threads;
-    return operand.lanes_nearer ? element / Lanes : element % kDepth;
+  template <int width>
+  __device__ static int summand(const Operand<T>& operand, int item) {
+    return operand.lanes_nearer ? item / (Lanes / width) : item % (kDepth / width) * width;
+  }
+
+  __device__ static Stored stored(const Operand<T>& operand, T element) {
+    if constexpr (std::is_same_v<Stored, SumOf<T>>) {
+      const Stored wide = widen(element);
+      return operand.square ? wide * wide : wide;
+    } else {
+      return element;
+    }
   }
 
   __device__ void fetch(const Operand<T>& operand, const T* from, const Place* lanes,
                         const Place* summands) {
+    if (operand.fours) {
 #pragma unroll
-    for (int i = 0; i < count; ++i) {
-      const T element = operand.fetch(from, lanes[lane(operand, i)], summands[summand(operand, i)]);
-      if constexpr (std::is_same_v<Stored, SumOf<T>>) {
-        const Stored wide = widen(element);
-        value[i] = operand.square ? wide * wide : wide;
-      } else {
-        value[i] = element;
+      for (int i = 0; i < count / 4; ++i) {
+        const int item = threadIdx.x + i * Threads;
+        const Four<T> four = operand.fetch_four(from, lanes[lane<4>(operand, item)],
+                                                summands[summand<4>(operand, item)]);
+#pragma unroll
+        for (int c = 0; c < 4; ++c) value[4 * i + c] = stored(operand, four.at[c]);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int item = threadIdx.x + i * Threads;
+        value[i] = stored(operand, operand.fetch(from, lanes[lane<1>(operand, item)],
+                                                 summands[summand<1>(operand, item)]));
       }
     }
   }
 
   __device__ void store(const Operand<T>& operand, Slab<Stored, Lanes>& slab) const {
+    if (operand.fours) {
 #pragma unroll
-    for (int i = 0; i < count; ++i) slab.at(summand(operand, i), lane(operand, i)) = value[i];
+      for (int i = 0; i < count / 4; ++i) {
+        const int item = threadIdx.x + i * Threads;
+        const int to = lane<4>(operand, item), k = summand<4>(operand, item);
+        if (operand.lanes_nearer) {
+          slab.data[k][to / 4] = {
+              {value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]}};
+        } else {
+#pragma unroll
+          for (int c = 0; c < 4; ++c) slab.at(k + c, to) = value[4 * i + c];
+        }
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < count; ++i) {
+        const int item = threadIdx.x + i * Threads;
+        slab.at(summand<1>(operand, item), lane<1>(operand, item)) = value[i];
+      }
+    }
   }
 };
 

@@ -16,11 +16,25 @@ static Walk entries(const Grid<T>& grid) {
 }
 
 template <class T>
-void finish(const Context& context, const SumOf<T>* partial, int64_t splits, const Grid<T>& out,
-            Update update, int64_t symmetric) {
-  Finish<T> task{partial, splits, 0, out.data, entries(out), blend<T>(update), symmetric};
+void finish(const Context& context, const Parts<SumOf<T>>& parts, const Grid<T>& out, Update update,
+            int64_t symmetric) {
+  Finish<T> task{};
+  task.partial = parts.data;
+  task.runs = parts.squared ? parts.runs : parts.runs * parts.splits;
+  task.splits = parts.squared ? parts.splits : 1;
+  task.squared = parts.squared;
+  task.out = out.data;
+  task.to = entries(out);
   task.count = task.to.count;
-  launch(context, finish_kernel<T>, ceil_div(task.count, kFinishThreads), kFinishThreads, task);
+  task.update = blend<T>(update);
+  task.symmetric = symmetric;
+  // Teams as large as keep all elements within as many threads as a GPU has at least.
+  constexpr int64_t kThreads = 1 << 16;
+  task.team = 1;
+  while (task.team < 32 && 2 * task.team <= task.runs && 2 * task.team * task.count <= kThreads)
+    task.team *= 2;
+  launch(context, finish_kernel<T>, ceil_div(task.count, kFinishThreads / task.team),
+         kFinishThreads, task);
 }
 
 LAPKERNELS_INSTANCES(finish)

@@ -1,5 +1,9 @@
-// out <- decay * out + scale * sum_s partial[s], the parts added in order: the second pass of every
-// sum that is split between blocks. One thread an element; reads 4 bytes a part and flop.
+// out <- decay * out + scale * sum_r f(sum_s partial[r, s]), f the square or the identity: the
+// second pass of every sum that is split between blocks.
+//
+// A team of threads has one element: each adds every team-th r in order, and the team's sums are
+// added in a fixed tree. The fewer elements, the larger the teams. Reads 4 bytes a part and flop,
+// neighbouring threads neighbouring elements.
 #pragma once
 
 #include "places.cuh"
@@ -8,8 +12,10 @@ namespace lapkernels::cuda {
 
 template <class T>
 struct Finish {
-  const SumOf<T>* partial;  // [splits, count]
-  int64_t splits, count;
+  const SumOf<T>* partial;  // [runs, splits, count]
+  int64_t runs, splits, count;
+  bool squared;
+  int team;  // a power of two
   T* out;
   Walk to;
   Blend<T> update;
@@ -20,17 +26,32 @@ constexpr int kFinishThreads = 256;
 
 template <class T>
 __global__ void __launch_bounds__(kFinishThreads) finish_kernel(const Finish<T> task) {
-  const int64_t index = int64_t(blockIdx.x) * kFinishThreads + threadIdx.x;
-  if (index >= task.count) return;
+  using S = SumOf<T>;
+  using Sums = S[kFinishThreads];
+  LAPKERNELS_SHARED(Sums, sums);
+  const int elements = kFinishThreads / task.team;
+  const int64_t index = int64_t(blockIdx.x) * elements + threadIdx.x % elements;
   int64_t source = index;
   if (task.symmetric) {
     const int64_t side = task.symmetric, row = index / side % side, col = index % side;
     if (row > col) source += (col - row) * side + (row - col);
   }
-  SumOf<T> sum = 0;
-  for (int64_t split = 0; split < task.splits; ++split)
-    sum += task.partial[split * task.count + source];
-  task.update.write(task.out[task.to(index).offset], sum);
+  S sum = 0;
+  if (index < task.count)
+    for (int64_t run = threadIdx.x / elements; run < task.runs; run += task.team) {
+      S value = 0;
+      for (int64_t split = 0; split < task.splits; ++split)
+        value += task.partial[(run * task.splits + split) * task.count + source];
+      sum += task.squared ? value * value : value;
+    }
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  for (int half = kFinishThreads / 2; half >= elements; half /= 2) {
+    if (threadIdx.x < half) sums[threadIdx.x] += sums[threadIdx.x + half];
+    __syncthreads();
+  }
+  if (threadIdx.x < elements && index < task.count)
+    task.update.write(task.out[task.to(index).offset], sums[threadIdx.x]);
 }
 
 }  // namespace lapkernels::cuda

@@ -6,11 +6,19 @@
 
 namespace lapkernels::cuda {
 
-// out <- decay * out + scale * sum of partial[splits, entries of out]. `symmetric`: the side of
-// square matrices of which only the upper half was summed, or 0.
+// Partial sums [runs, splits, entries]: those of a run are added, and, if `squared`, squared.
+template <class S>
+struct Parts {
+  const S* data;
+  int64_t splits, runs = 1;
+  bool squared = false;
+};
+
+// out <- decay * out + scale * the sum of all parts. `symmetric`: the side of square matrices of
+// which only the upper half was summed, or 0.
 template <class T>
-void finish(const Context& context, const SumOf<T>* partial, int64_t splits, const Grid<T>& out,
-            Update update, int64_t symmetric = 0);
+void finish(const Context& context, const Parts<SumOf<T>>& parts, const Grid<T>& out, Update update,
+            int64_t symmetric = 0);
 
 // Into how many parts to split `work` so that there are enough blocks for any GPU: a fixed number,
 // so that the order of additions, hence every bit of the result, is the same on all of them.

@@ -5,6 +5,18 @@
 
 namespace lapkernels::cuda {
 
+template <class Shape, class T>
+static void gram_in(const Context& context, JacobianTiles<T>& task, int64_t stack,
+                    const Grid<T>& out, Update update) {
+  const int64_t blocks = task.columns <= kPairs ? 1 : ceil_div(task.columns, kHalfPairs);
+  const int64_t lists = task.samples * blocks * blocks;
+  set_stack<Shape>(task, stack, lists);
+  task.sums =
+      workspace<SumOf<T>>(context, task.splits * task.samples * task.columns * task.columns);
+  launch(context, jacobian_gram_kernel<T, Shape>, lists * task.splits, Shape::threads, task);
+  finish(context, {task.sums, task.splits}, out, update);
+}
+
 template <class T>
 void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                    Grid<const T> large, Grid<const T> variance, Taps taps) {
@@ -12,13 +24,11 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     throw std::runtime_error(
         "jacobian_gram: small and large both have columns; on a GPU one of them must have 1");
   auto task = jacobian_tiles(small, large, variance, taps);
-  const int64_t blocks = task.columns <= kPairs ? 1 : ceil_div(task.columns, kHalfPairs);
-  const int64_t lists = task.samples * blocks * blocks;
-  set_stack(task, std::min<int64_t>(task.columns, kPairs), lists);
-  task.sums =
-      workspace<SumOf<T>>(context, task.splits * task.samples * task.columns * task.columns);
-  launch(context, jacobian_gram_kernel<T>, lists * task.splits, Square::threads, task);
-  finish(context, task.sums, task.splits, out, update);
+  const int64_t stack = std::min<int64_t>(task.columns, kPairs);
+  if (!task.on_b && takes_narrow(stack, task.rows, stack, stack))
+    gram_in<Narrow>(context, task, stack, out, update);
+  else
+    gram_in<Square>(context, task, stack, out, update);
 }
 
 LAPKERNELS_INSTANCES(jacobian_gram)

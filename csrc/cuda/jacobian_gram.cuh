@@ -1,7 +1,7 @@
 // C[n, v, w] = sum_p G_{n,v}[p] variance[p] G_{n,w}[p].
 //
 // A block takes one sample, a part of the tiles, and up to 16 columns stacked beside the channels:
-// all of them, or, of more, 8 and another 8. After each tile of G the 256 threads are 16 sets of
+// all of them, or, of more, 8 and another 8. After each tile of G the threads are sets of
 // parameters times 4 x 4 squares of 4 x 4 pairs of columns: 8 reads of shared memory a parameter
 // for 16 multiply-adds, kept in registers until the last tile.
 #pragma once
@@ -12,10 +12,10 @@ namespace lapkernels::cuda {
 
 constexpr int kPairs = 16, kHalfPairs = 8;
 
-template <class T>
-__global__ void __launch_bounds__(Square::threads, 1)
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::threads, 1)
     jacobian_gram_kernel(const JacobianTiles<T> task) {
-  using M = Memory<T, Square>;
+  using M = Memory<T, Shape>;
   using S = SumOf<T>;
   LAPKERNELS_SHARED(M, memory);
   // Pairs of blocks of columns, the first not after the second.
@@ -34,11 +34,12 @@ __global__ void __launch_bounds__(Square::threads, 1)
   stack.count = task.columns;
 
   const int i = threadIdx.x / 4 % 4 * 4, j = threadIdx.x % 4 * 4, set = threadIdx.x / kPairs;
+  constexpr int kSets = Shape::threads / kPairs;
   S sum[4][4] = {};
-  JacobianTile<T> g(task, memory);
+  JacobianTile<T, Shape> g(task, memory);
   for (int64_t tile = split; tile < task.tiles(); tile += task.splits) {
     g.compute(tile, sample, stack);
-    for (int p = set; p < g.count(); p += kPairs) {
+    for (int p = set; p < g.count(); p += kSets) {
       const S variance = g.variance(p);
       S left[4], right[4];
 #pragma unroll
@@ -51,24 +52,26 @@ __global__ void __launch_bounds__(Square::threads, 1)
     }
     __syncthreads();
   }
-  // [16 sets][16][16] in the memory of the tile.
+  // [sets][16][16] in the memory of the tile.
+  static_assert(sizeof(memory.result) >= kSets * kPairs * kPairs * sizeof(S));
   S* const all = &memory.result.at[0][0];
 #pragma unroll
   for (int c = 0; c < 16; ++c)
     all[(set * kPairs + i + c / 4) * kPairs + j + c % 4] = sum[c / 4][c % 4];
   __syncthreads();
-  const int v = threadIdx.x / kPairs, w = threadIdx.x % kPairs;
-  S total = 0;
-  for (int s = 0; s < kPairs; ++s) total += all[(s * kPairs + v) * kPairs + w];
   S* to = task.sums + (split * task.samples + sample) * task.columns * task.columns;
-  const int64_t row = stack.column(v), col = stack.column(w);
-  const bool mine = v < task.stack && w < task.stack && row < task.columns && col < task.columns;
-  if (blocks == 1 || first == second) {
-    if (mine && (blocks == 1 || (v < kHalfPairs && w < kHalfPairs)))
+  for (int pair = threadIdx.x; pair < kPairs * kPairs; pair += Shape::threads) {
+    const int v = pair / kPairs, w = pair % kPairs;
+    S total = 0;
+    for (int s = 0; s < kSets; ++s) total += all[s * kPairs * kPairs + pair];
+    const int64_t row = stack.column(v), col = stack.column(w);
+    if (v >= task.stack || w >= task.stack || row >= task.columns || col >= task.columns) continue;
+    if (blocks == 1 || (first == second && v < kHalfPairs && w < kHalfPairs)) {
       to[row * task.columns + col] = total;
-  } else if (mine && v < kHalfPairs && w >= kHalfPairs) {
-    to[row * task.columns + col] = total;
-    to[col * task.columns + row] = total;
+    } else if (first != second && v < kHalfPairs && w >= kHalfPairs) {
+      to[row * task.columns + col] = total;
+      to[col * task.columns + row] = total;
+    }
   }
 }
 

@@ -5,19 +5,30 @@
 
 namespace lapkernels::cuda {
 
+template <class Shape, class T>
+static void dot_in(const Context& context, JacobianTiles<T>& task, int64_t stack,
+                   const Grid<T>& out, Update update) {
+  const int64_t lists = task.samples * ceil_div(task.columns, stack);
+  set_stack<Shape>(task, stack, lists);
+  task.sums = workspace<SumOf<T>>(context, task.splits * task.samples * task.columns);
+  launch(context, jacobian_squared_dot_kernel<T, Shape>, lists * task.splits, Shape::threads, task);
+  finish(context, {task.sums, task.splits}, out, update);
+}
+
 template <class T>
 void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Grid<const T> variance, Taps taps) {
   auto task = jacobian_tiles(small, large, variance, taps);
-  const int64_t lanes = task.on_b ? task.cols : task.rows;
-  const bool stacked = small.size[0] == 1 || large.size[0] == 1;
-  const int64_t stack =
-      stacked ? std::min(task.columns, std::max<int64_t>(1, Square::rows / lanes)) : 1;
-  const int64_t lists = task.samples * ceil_div(task.columns, stack);
-  set_stack(task, stack, lists);
-  task.sums = workspace<SumOf<T>>(context, task.splits * task.samples * task.columns);
-  launch(context, jacobian_squared_dot_kernel<T>, lists * task.splits, Square::threads, task);
-  finish(context, task.sums, task.splits, out, update);
+  if (task.on_b || (small.size[0] > 1 && large.size[0] > 1)) {
+    const int64_t stack = task.on_b ? stack_size(task.columns, task.cols, Square::cols) : 1;
+    return dot_in<Square>(context, task, stack, out, update);
+  }
+  const int64_t in_narrow = stack_size(task.columns, task.rows, Narrow::rows);
+  const int64_t in_square = stack_size(task.columns, task.rows, Square::rows);
+  if (takes_narrow(task.columns, task.rows, in_narrow, in_square))
+    dot_in<Narrow>(context, task, in_narrow, out, update);
+  else
+    dot_in<Square>(context, task, in_square, out, update);
 }
 
 LAPKERNELS_INSTANCES(jacobian_squared_dot)

@@ -1,20 +1,21 @@
 // var[n, v] = sum_p variance[p] G_{n,v}[p]^2.
 //
 // A block takes one sample, one stack of columns and a part of the tiles; a thread has one column.
-// A tile costs 2 * 64 * 64 * positions flop in the product and 3 * 64 * 64 after it.
+// A tile of rows x cols costs 2 * rows * cols * positions flop in the product and
+// 3 * rows * cols after it.
 #pragma once
 
 #include "jacobian_tiles.cuh"
 
 namespace lapkernels::cuda {
 
-template <class T>
-__global__ void __launch_bounds__(Square::threads, 1)
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::threads, 1)
     jacobian_squared_dot_kernel(const JacobianTiles<T> task) {
-  using M = Memory<T, Square>;
+  using M = Memory<T, Shape>;
   using S = SumOf<T>;
   LAPKERNELS_SHARED(M, memory);
-  using Sums = S[Square::threads];
+  using Sums = S[Shape::threads];
   LAPKERNELS_SHARED(Sums, sums);
   const int64_t stacks = (task.columns + task.stack - 1) / task.stack;
   const int64_t split = blockIdx.x % task.splits, rest = blockIdx.x / task.splits;
@@ -25,9 +26,9 @@ __global__ void __launch_bounds__(Square::threads, 1)
   const int64_t sample = rest / stacks;
 
   const int v = threadIdx.x % task.stack, slot = threadIdx.x / task.stack;
-  const int slots = Square::threads / task.stack;
+  const int slots = Shape::threads / task.stack;
   S sum = 0;
-  JacobianTile<T> g(task, memory);
+  JacobianTile<T, Shape> g(task, memory);
   for (int64_t tile = split; tile < task.tiles(); tile += task.splits) {
     g.compute(tile, sample, stack);
     if (slot < slots)

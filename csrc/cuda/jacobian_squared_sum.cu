@@ -9,13 +9,24 @@ template <class T>
 void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Taps taps) {
   const int64_t columns = std::max(small.size[0], large.size[0]);
+  const int64_t rows = small.size[2] / taps.groups;
+  const int64_t cols = large.size[2] / taps.groups * tap_count(taps);
+  // A divisor of the columns, so that a run has no empty part.
+  const auto stacked = [&](int64_t lanes, int64_t side) {
+    int64_t size = stack_size(columns, lanes, side);
+    while (columns % size) --size;
+    return static_cast<int>(size);
+  };
   TileSum<T> task{};
   task.stack_a = task.stack_b = 1;
-  if (large.size[0] == 1)
-    task.stack_a = static_cast<int>(stack_size(columns, small.size[2] / taps.groups));
-  else if (small.size[0] == 1)
-    task.stack_b =
-        static_cast<int>(stack_size(columns, large.size[2] / taps.groups * tap_count(taps)));
+  bool narrow = takes_narrow(1, rows, 1, 1);
+  if (large.size[0] == 1) {
+    const int in_narrow = stacked(rows, Narrow::rows), in_square = stacked(rows, Square::rows);
+    narrow = takes_narrow(columns, rows, in_narrow, in_square);
+    task.stack_a = narrow ? in_narrow : in_square;
+  } else if (small.size[0] == 1) {
+    task.stack_b = stacked(cols, Square::cols);
+  }
   const int64_t stack = std::max(task.stack_a, task.stack_b);
   const Columns walked{columns / stack, stack};
   task.a = plain_operand(small, taps.groups, walked);
@@ -23,7 +34,7 @@ void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Gr
   task.squared = true;
   task.length = position_count(small);
   task.runs = walked.blocks * small.size[1];
-  tile_sum<T>(context, task, taps.groups, out, update);
+  tile_sum<T>(context, task, narrow, taps.groups, out, update);
 }
 
 LAPKERNELS_INSTANCES(jacobian_squared_sum)

@@ -21,18 +21,18 @@ struct JacobianTiles {
 };
 
 // G of one sample, for the columns of a stack and a tile of parameters, in shared memory.
-template <class T>
+template <class T, class Shape>
 struct JacobianTile {
   const JacobianTiles<T>& task;
-  Memory<T, Square>& memory;
+  Memory<T, Shape>& memory;
   int parts_a, parts_b;
   int64_t row, col, group;
 
-  __device__ JacobianTile(const JacobianTiles<T>& task, Memory<T, Square>& memory)
+  __device__ JacobianTile(const JacobianTiles<T>& task, Memory<T, Shape>& memory)
       : task(task),
         memory(memory),
-        parts_a(Square::rows / (task.on_b ? 1 : task.stack)),
-        parts_b(Square::cols / (task.on_b ? task.stack : 1)) {}
+        parts_a(Shape::rows / (task.on_b ? 1 : task.stack)),
+        parts_b(Shape::cols / (task.on_b ? task.stack : 1)) {}
 
   // The number of parameters in the tile; some may lie beyond the weight.
   __device__ int count() const { return parts_a * parts_b; }
@@ -49,9 +49,9 @@ struct JacobianTile {
       rows.size = rows.half = 1;
     else
       cols.size = cols.half = 1;
-    place_lanes(memory.lanes_a, Square::rows, task.a, row_tile, rows);
-    place_lanes(memory.lanes_b, Square::cols, task.b, col_tile, cols);
-    Tile<T, Square> tile;
+    place_lanes(memory.lanes_a, Shape::rows, task.a, row_tile, rows);
+    place_lanes(memory.lanes_b, Shape::cols, task.b, col_tile, cols);
+    Tile<T, Shape> tile;
     tile.clear();
     correlate(tile, memory, task.a, task.a.data + group * task.a.group_stride, task.b,
               task.b.data + group * task.b.group_stride, sample * task.positions, task.positions, 1,

@@ -9,7 +9,7 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
                      const int64_t output_size[3], Taps taps, bool transposed, bool reduce,
                      bool bias) {
   const int64_t positions = output_size[0] * output_size[1] * output_size[2];
-  if (positions == 0) return finish<T>(context, nullptr, 0, out, update);
+  if (positions == 0) return finish<T>(context, {nullptr, 0}, out, update);
   auto patches = patch_operand(x, taps, output_size, transposed, {});
   patches.ones = bias;
   second_moment(context, patches, taps.groups, x.size[1], positions, reduce, out, update);

@@ -26,7 +26,8 @@ void launch(const Context& context, void (*kernel)(Task), int64_t blocks, int th
     throw std::runtime_error(std::string("a CUDA kernel was not launched: ") +
                              cudaGetErrorString(error));
 #else
-  emulator::run(static_cast<int>(blocks), threads, [&] { kernel(task); });
+  emulator::run(reinterpret_cast<void*>(kernel), static_cast<int>(blocks), threads,
+                [&] { kernel(task); });
 #endif
 }
 

@@ -22,6 +22,12 @@ struct alignas(4 * sizeof(T) < 16 ? 4 * sizeof(T) : 16) Four {
   T at[4];
 };
 
+// Whether vectors of four can be read at `data`.
+template <class T>
+bool is_vector(const T* data) {
+  return reinterpret_cast<uintptr_t>(data) % alignof(Four<T>) == 0;
+}
+
 __device__ inline float widen(float value) { return value; }
 __device__ inline double widen(double value) { return value; }
 #ifdef __CUDACC__

@@ -84,6 +84,40 @@ Operand<T> operand(const Grid<const T>& grid, const Walk& lanes, const Walk& sum
 
 constexpr int64_t kUndivided[3] = {1, 1, 1};
 
+inline int64_t digit_size(const Walk& w, int d) {
+  if (d > 0) return w.size[d - 1].size;
+  int64_t rest = w.count;
+  for (const Divider& by : w.size) rest /= by.size;
+  return rest;
+}
+
+// Decides whether the operand is read in vectors: where the nearer of lanes and summands, in fours
+// from a multiple of four on, lie next to each other and aligned, inside the grid or outside as one.
+// `stack` columns are in its lanes.
+template <class T>
+void set_fours(Operand<T>& o, int64_t stack) {
+  const Walk& near = o.lanes_nearer ? o.lanes : o.summands;
+  const Walk& far = o.lanes_nearer ? o.summands : o.lanes;
+  int fast = 5;
+  while (fast > 0 && digit_size(near, fast) == 1) --fast;
+  const int64_t length = digit_size(near, fast);
+  o.fours = !o.divided && near.stride[fast] == 1 && length % 4 == 0 &&
+            !(o.lanes_nearer && (stack > 1 || o.ones)) &&
+            is_vector(o.data) &&
+            (near.origin + far.origin) % 4 == 0 && o.group_stride % 4 == 0 &&
+            o.column_stride % 4 == 0;
+  if (fast >= 2 && fast <= 4) {
+    const int axis = fast - 2;
+    const int64_t first = near.start[axis] + far.start[axis];
+    o.fours = o.fours && near.step[axis] == 1 && digit_size(far, fast) == 1 && first >= 0 &&
+              first + length <= o.size[axis];
+  }
+  for (int d = 0; d <= 5; ++d)
+    for (const Walk* w : {&near, &far})
+      if (!(w == &near && d == fast) && digit_size(*w, d) > 1 && w->stride[d] % 4 != 0)
+        o.fours = false;
+}
+
 // Columns of the output Hessian's factor that one step outwards in the walk over summands passes.
 struct Columns {
   int64_t blocks = 1, size = 1;
@@ -109,13 +143,20 @@ void set_groups(Operand<T>& o, const Grid<const T>& grid, int64_t groups) {
 template <class T>
 Operand<T> plain_operand(const Grid<const T>& grid, int64_t groups, Columns columns) {
   Path at;
-  for (int d = 0; d < 3; ++d) {
-    at.size[d] = grid.size[3 + d];
+  Digit flat;
+  bool follow = true;
+  for (int d = 2; d >= 0; --d) {
+    const int64_t size = grid.size[3 + d], stride = grid.stride[3 + d];
+    at.size[d] = size;
     at.step[d] = 1;
+    if (size == 1) continue;
+    follow = follow && (flat.size == 1 || stride == flat.size * flat.stride);
+    flat = {flat.size * size, flat.size == 1 ? stride : flat.stride};
   }
-  const Digit samples{grid.size[1], grid.stride[1]};
+  const Digit samples{grid.size[1], grid.stride[1]}, column = column_digit(grid, columns);
+  // Positions that follow each other in memory are one digit, off the grid.
   auto o = operand(grid, walk(channels(grid, groups), {}, {}),
-                   walk(column_digit(grid, columns), samples, at), kUndivided);
+                   follow ? walk(column, samples, {}, flat) : walk(column, samples, at), kUndivided);
   set_groups(o, grid, groups);
   return o;
 }

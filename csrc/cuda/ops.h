@@ -49,6 +49,10 @@ template <class T>
 void window_pull(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> weight, Taps,
                  bool transposed, Grid<const T> factor);
 
+template <class T>
+void sparse_conv_input(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> weight,
+                       Taps);
+
 // A launcher's instances: LAPKERNELS_INSTANCES(declaration with T).
 #define LAPKERNELS_INSTANCES(op)            \
   template decltype(op<float>) op<float>;   \

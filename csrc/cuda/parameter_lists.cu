@@ -8,6 +8,12 @@
 
 namespace lapkernels::cuda {
 
+template <class T>
+static Entry<T> entry(T* out, const T* a, const T* b, int64_t size) {
+  const bool fours = is_vector(out) && is_vector(a) && is_vector(b);
+  return {out, a, b, size, fours};
+}
+
 // Runs a list's work in as many launches as it has times 64 parameters.
 template <class T>
 static void run_lists(const Context& context, ListWork work, const std::vector<Entry<T>>& entries,
@@ -37,7 +43,7 @@ static void run_sum(const Context& context, ListWork work, std::span<const Flat<
   std::vector<Entry<T>> entries;
   int64_t blocks = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    entries.push_back({nullptr, a[i].data, b[i].data, a[i].size});
+    entries.push_back(entry<T>(nullptr, a[i].data, b[i].data, a[i].size));
     blocks += ceil_div(a[i].size, kStretch);
   }
   double* sums = workspace<double>(context, std::max<int64_t>(blocks, 1));
@@ -65,7 +71,7 @@ void precision_update(const Context& context, std::span<const Flat<T>> precision
                       std::span<const Flat<const T>> diagonal, double decay, double scale) {
   std::vector<Entry<T>> entries;
   for (size_t i = 0; i < precision.size(); ++i)
-    entries.push_back({precision[i].data, diagonal[i].data, nullptr, precision[i].size});
+    entries.push_back(entry<T>(precision[i].data, diagonal[i].data, nullptr, precision[i].size));
   run_lists<T>(context, ListWork::update, entries, decay, scale, nullptr);
 }
 
@@ -75,7 +81,7 @@ void sample_from_precision(const Context& context, std::span<const Flat<T>> nois
                            std::span<const Flat<const T>> precision, double prior, double scale) {
   std::vector<Entry<T>> entries;
   for (size_t i = 0; i < noise.size(); ++i)
-    entries.push_back({noise[i].data, mean[i].data, precision[i].data, noise[i].size});
+    entries.push_back(entry(noise[i].data, mean[i].data, precision[i].data, noise[i].size));
   run_lists<T>(context, ListWork::sample, entries, prior, scale, nullptr);
 }
 

@@ -1,8 +1,8 @@
 // One pass over whole lists of parameters: updates, samples, and sums.
 //
 // A launch takes up to 64 parameters, cut into stretches of 4096 elements, one a block;
-// neighbouring threads have neighbouring elements. Sums of stretches are added in order, in double,
-// by one block.
+// neighbouring threads have neighbouring fours of elements, and read them as vectors where a
+// parameter allows it. Sums of stretches are added in order, in double, by one block.
 #pragma once
 
 #include "numbers.cuh"
@@ -17,6 +17,7 @@ struct Entry {
   T* out;
   const T *a, *b;
   int64_t size;
+  bool fours;  // all are aligned to vectors
 };
 
 enum class ListWork { update, sample, divergence, squares };
@@ -31,6 +32,25 @@ struct Lists {
   double* sums;   // of the stretches
 };
 
+// What is done to one element, and what it adds to the sum.
+template <class T>
+__device__ SumOf<T> list_step(ListWork work, SumOf<T> p, SumOf<T> q, T& out, T first, T second) {
+  using S = SumOf<T>;
+  const S a = widen(first), b = widen(second);
+  switch (work) {
+    case ListWork::update:
+      Blend<T>{p, q}.write(out, a);
+      return 0;
+    case ListWork::sample:
+      out = narrow<T>(a + q * widen(out) / sqrt(b + p));
+      return 0;
+    case ListWork::divergence:
+      return (exp(2 * b) + a * a) * p - 2 * b + q;
+    default:
+      return exp(2 * b) * a * a;
+  }
+}
+
 template <class T>
 __global__ void __launch_bounds__(kListThreads, 1) list_kernel(const Lists<T> task) {
   using S = SumOf<T>;
@@ -42,25 +62,34 @@ __global__ void __launch_bounds__(kListThreads, 1) list_kernel(const Lists<T> ta
   const Entry<T>& entry = task.entry[which];
   const int64_t begin = (block - task.first_block[which]) * kStretch;
   const int64_t end = min(begin + kStretch, entry.size);
-  const S p = task.p, q = task.q;
   S sum = 0;
-  for (int64_t i = begin + threadIdx.x; i < end; i += kListThreads) {
-    const S a = widen(entry.a[i]);
-    switch (task.work) {
-      case ListWork::update:
-        Blend<T>{p, q}.write(entry.out[i], a);
-        break;
-      case ListWork::sample:
-        entry.out[i] = narrow<T>(a + q * widen(entry.out[i]) / sqrt(S(widen(entry.b[i])) + p));
-        break;
-      case ListWork::divergence: {
-        const S log_sigma = widen(entry.b[i]);
-        sum += (exp(2 * log_sigma) + a * a) * p - 2 * log_sigma + q;
-        break;
-      }
-      case ListWork::squares:
-        sum += exp(2 * S(widen(entry.b[i]))) * a * a;
-        break;
+  for (int64_t i = begin + 4 * threadIdx.x; i < end; i += 4 * kListThreads) {
+    Four<T> out = {}, a = {}, b = {};
+    const int count = static_cast<int>(min(int64_t(4), end - i));
+    const bool vector = entry.fours && count == 4;
+    if (vector) {
+      a = *reinterpret_cast<const Four<T>*>(entry.a + i);
+      if (entry.b) b = *reinterpret_cast<const Four<T>*>(entry.b + i);
+      if (entry.out) out = *reinterpret_cast<const Four<T>*>(entry.out + i);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (c < count) {
+          a.at[c] = entry.a[i + c];
+          if (entry.b) b.at[c] = entry.b[i + c];
+          if (entry.out) out.at[c] = entry.out[i + c];
+        }
+    }
+#pragma unroll
+    for (int c = 0; c < 4; ++c)
+      if (c < count) sum += list_step<T>(task.work, task.p, task.q, out.at[c], a.at[c], b.at[c]);
+    if (entry.out == nullptr) continue;
+    if (vector) {
+      *reinterpret_cast<Four<T>*>(entry.out + i) = out;
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c)
+        if (c < count) entry.out[i + c] = out.at[c];
     }
   }
   if (task.sums == nullptr) return;

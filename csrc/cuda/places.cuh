@@ -86,6 +86,7 @@ struct Operand {
   bool square;        // elements enter squared
   bool ones;          // a last lane of ones follows the others
   bool lanes_nearer;  // in memory neighbouring lanes are nearer than neighbouring summands
+  bool fours;         // of the nearer ones each four are a vector in memory, or all zero
   Divider step[3];
   int64_t unit[3];  // memory strides of the grid, if divided
 
@@ -104,10 +105,27 @@ struct Operand {
         offset += q[d] * unit[d];
       }
     }
-    const bool inside = static_cast<uint32_t>(q[0]) < static_cast<uint32_t>(size[0]) &&
-                        static_cast<uint32_t>(q[1]) < static_cast<uint32_t>(size[1]) &&
-                        static_cast<uint32_t>(q[2]) < static_cast<uint32_t>(size[2]);
-    if (inside) return from[offset];
+    return inside(q) ? from[offset] : beyond(lane, summand);
+  }
+
+  // Four elements from this one on, if `fours` says that they are to be had.
+  __device__ Four<T> fetch_four(const T* from, const Place& lane, const Place& summand) const {
+    const int32_t q[3] = {lane.at[0] + summand.at[0], lane.at[1] + summand.at[1],
+                          lane.at[2] + summand.at[2]};
+    if (inside(q))
+      return *reinterpret_cast<const Four<T>*>(from + lane.offset + summand.offset);
+    const T element = beyond(lane, summand);
+    return {{element, element, element, element}};
+  }
+
+  __device__ bool inside(const int32_t q[3]) const {
+    return static_cast<uint32_t>(q[0]) < static_cast<uint32_t>(size[0]) &&
+           static_cast<uint32_t>(q[1]) < static_cast<uint32_t>(size[1]) &&
+           static_cast<uint32_t>(q[2]) < static_cast<uint32_t>(size[2]);
+  }
+
+  // What is not on the grid.
+  __device__ T beyond(const Place& lane, const Place& summand) const {
     const bool one = lane.at[1] == kOnes && summand.at[0] != kOutside;
     return narrow<T>(one ? 1 : 0);
   }

@@ -1,6 +1,7 @@
 #include "pull.h"
 
 #include "ops.h"
+#include "tile_choice.h"
 
 namespace lapkernels::cuda {
 
@@ -56,6 +57,8 @@ Pull<T> pull_task(const Grid<T>& out, Update update, const Grid<const T>& s,
 
 template <class T, class Shape>
 static void pull_in(const Context& context, Pull<T>& task) {
+  set_fours(task.weight, 1);
+  set_fours(task.s, 1);
   task.row_tiles = static_cast<int>(ceil_div(task.rows, Shape::rows));
   task.col_tiles = ceil_div(task.to.count, Shape::cols);
   launch(context, pull_kernel<T, Shape>, task.row_tiles * task.col_tiles * task.groups,
@@ -64,8 +67,8 @@ static void pull_in(const Context& context, Pull<T>& task) {
 
 template <class T>
 void pull(const Context& context, Pull<T> task) {
-  if (task.rows <= Wide::rows)
-    pull_in<T, Wide>(context, task);
+  if (takes_narrow(1, task.rows, 1, 1))
+    pull_in<T, Narrow>(context, task);
   else
     pull_in<T, Square>(context, task);
 }

@@ -1,16 +1,13 @@
 // out[i, col] = factor[i, col] sum_{o,k} W[o, i, k] s[o, place(col, k)], W squared or not: what a
 // layer's transpose does to its output, col being (column, sample, position).
 //
-// A block computes a tile of channels times positions, the sum being over channels and taps. Layers
-// of few channels get a tile of 16 x 128, others of 64 x 64.
+// A block computes a tile of channels times positions, the sum being over channels and taps.
 #pragma once
 
 #include "activation.cuh"
 #include "correlate.cuh"
 
 namespace lapkernels::cuda {
-
-using Wide = Shape<16, 128>;
 
 template <class T>
 struct Pull {

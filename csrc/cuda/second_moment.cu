@@ -12,8 +12,10 @@ static void moment_of(const Context& context, const Operand<T>& x, int64_t group
   task.a = task.b = x;
   task.stack_a = task.stack_b = 1;
   task.length = summands;
+  task.runs = 1;
   task.symmetric = true;
-  tile_sum<Stored>(context, task, groups, out, update);
+  const bool narrow = takes_narrow(1, x.lanes.count + x.ones, 1, 1);
+  tile_sum<Stored>(context, task, narrow, groups, out, update);
 }
 
 template <class T>

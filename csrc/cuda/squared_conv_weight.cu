@@ -13,10 +13,12 @@ void squared_conv_weight(const Context& context, Grid<T> out, Update update, Gri
   const Columns columns{std::max(small.size[0], large.size[0]), 1};
   task.a = plain_operand(small, taps.groups, columns);
   task.b = patch_operand(large, taps, small.size + 3, false, columns);
+  task.runs = 1;
   (square_small ? task.a : task.b).square = true;
   task.length = columns.blocks * small.size[1] * position_count(small);
   // float16 would round the squares.
-  tile_sum<SumOf<T>>(context, task, taps.groups, out, update);
+  const bool narrow = takes_narrow(1, task.a.lanes.count, 1, 1);
+  tile_sum<SumOf<T>>(context, task, narrow, taps.groups, out, update);
 }
 
 LAPKERNELS_INSTANCES(squared_conv_weight)

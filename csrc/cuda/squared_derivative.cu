@@ -8,14 +8,11 @@ namespace lapkernels::cuda {
 template <class T>
 void squared_derivative(const Context& context, T* out, Update update, const T* m, const T* z,
                         int64_t size, Activation activation, double slope) {
-  const auto aligned = [](const void* p) {
-    return reinterpret_cast<uintptr_t>(p) % alignof(Four<T>) == 0;
-  };
   const SquaredDerivative<T> task{out,
                                   m,
                                   z,
                                   size,
-                                  aligned(out) && aligned(m) && aligned(z),
+                                  is_vector(out) && is_vector(m) && is_vector(z),
                                   activation,
                                   static_cast<SumOf<T>>(slope),
                                   blend<T>(update)};

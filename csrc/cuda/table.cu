@@ -1,5 +1,4 @@
-// The table of CUDA kernels. Columns that share their zeros are for the CPU: a GPU is faster on the
-// dense product.
+// The table of CUDA kernels. Columns that share their zeros go through the dense product.
 #include "ops.h"
 
 namespace lapkernels::cuda {
@@ -22,8 +21,8 @@ const Kernels<T>& kernels() {
       &sample_from_precision<T>,
       &window_squared_sum<T>,
       &window_pull<T>,
-      nullptr,
-      nullptr,
+      &jacobian_squared_sum<T>,
+      &sparse_conv_input<T>,
   };
   return table;
 }
@@ -37,7 +36,7 @@ const char* kernel_names() {
   return "jacobian_squared_sum jacobian_squared_dot jacobian_gram squared_conv_weight "
          "squared_conv_input kronecker_input kronecker_output squared_derivative gaussian_kl "
          "squared_gradient_sum precision_update sample_from_precision window_squared_sum "
-         "window_pull";
+         "window_pull sparse_squared_sum sparse_conv_input";
 }
 
 }  // namespace lapkernels::cuda

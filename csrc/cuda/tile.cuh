@@ -17,6 +17,8 @@ struct Shape {
   static constexpr int rows = Rows, cols = Cols, threads = Rows * Cols / 16;
 };
 using Square = Shape<64, 64>;
+// For few rows; it reads the other factor four times as often.
+using Narrow = Shape<16, 64>;
 
 // One step of a matrix factor in shared memory, padded against bank conflicts.
 template <class Stored, int Lanes>

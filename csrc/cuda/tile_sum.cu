@@ -2,27 +2,49 @@
 
 namespace lapkernels::cuda {
 
-template <class Stored, class T, class Out>
-void tile_sum(const Context& context, TileSum<T> task, int64_t groups, const Grid<Out>& out,
-              Update update) {
+template <class Stored, class Shape, class T, class Out>
+static void tile_sum_in(const Context& context, TileSum<T> task, int64_t groups,
+                        const Grid<Out>& out, Update update) {
   task.rows = task.a.lanes.count + task.a.ones;
   task.cols = task.b.lanes.count + task.b.ones;
   task.groups = static_cast<int>(groups);
-  task.row_tiles = static_cast<int>(ceil_div(task.rows, Square::rows / task.stack_a));
-  task.col_tiles = static_cast<int>(ceil_div(task.cols, Square::cols / task.stack_b));
-  const int64_t tiles = int64_t(task.row_tiles) * task.col_tiles * groups;
-  const int64_t work = task.squared ? task.runs : ceil_div(task.length, 16 * kDepth);
-  const int64_t splits = split_count(task.symmetric ? ceil_div(tiles, 2) : tiles, work);
-  task.part = task.squared ? ceil_div(task.runs, splits)
-                           : ceil_div(ceil_div(task.length, splits), kDepth) * kDepth;
-  task.splits = static_cast<int>(ceil_div(task.squared ? task.runs : task.length, task.part));
-  task.partial = workspace<SumOf<T>>(context, task.splits * groups * task.rows * task.cols);
-  launch(context, tile_sum_kernel<T, Stored>, tiles * task.splits, Square::threads, task);
-  finish(context, task.partial, task.splits, out, update, task.symmetric ? task.rows : 0);
+  task.row_tiles = static_cast<int>(ceil_div(task.rows, Shape::rows / task.stack_a));
+  task.col_tiles = static_cast<int>(ceil_div(task.cols, Shape::cols / task.stack_b));
+  set_fours(task.a, task.stack_a);
+  set_fours(task.b, task.stack_b);
+  const int64_t all = int64_t(task.row_tiles) * task.col_tiles * groups;
+  const int64_t tiles = task.symmetric ? ceil_div(all, 2) : all;
+  const int64_t chunks = ceil_div(task.length, 16 * kDepth);
+  const int64_t run_splits = split_count(tiles * task.runs, chunks);
+  task.whole = task.squared && run_splits == 1;
+  const int64_t work = task.whole ? task.runs : task.length;
+  const int64_t splits = task.whole ? split_count(tiles, task.runs) : run_splits;
+  task.part = ceil_div(work, splits);
+  if (!task.whole) task.part = ceil_div(task.part, kDepth) * kDepth;
+  task.splits = static_cast<int>(ceil_div(work, task.part));
+  const int64_t runs = task.whole ? 1 : task.runs;
+  const int64_t columns = task.whole ? 1 : task.stack_a * task.stack_b;
+  task.partial = workspace<SumOf<T>>(
+      context, runs * columns * task.splits * groups * task.rows * task.cols);
+  launch(context, tile_sum_kernel<T, Stored, Shape>, all * task.splits * runs, Shape::threads,
+         task);
+  const Parts<SumOf<T>> parts{task.partial, task.splits, runs * columns,
+                              task.squared && !task.whole};
+  finish(context, parts, out, update, task.symmetric ? task.rows : 0);
 }
 
-#define LAPKERNELS_TILE_SUM(stored, in, out) \
-  template void tile_sum<stored>(const Context&, TileSum<in>, int64_t, const Grid<out>&, Update);
+template <class Stored, class T, class Out>
+void tile_sum(const Context& context, TileSum<T> task, bool narrow, int64_t groups,
+              const Grid<Out>& out, Update update) {
+  if (narrow)
+    tile_sum_in<Stored, Narrow>(context, task, groups, out, update);
+  else
+    tile_sum_in<Stored, Square>(context, task, groups, out, update);
+}
+
+#define LAPKERNELS_TILE_SUM(stored, in, out)                                                     \
+  template void tile_sum<stored>(const Context&, TileSum<in>, bool, int64_t, const Grid<out>&, \
+                                 Update);
 LAPKERNELS_TILE_SUM(float, float, float)
 LAPKERNELS_TILE_SUM(double, double, double)
 LAPKERNELS_TILE_SUM(Half, Half, Half)

@@ -31,7 +31,7 @@ void window_squared_sum(const Context& context, Grid<T> out, Update update, Grid
   task.splits = static_cast<int>(ceil_div(task.runs, task.part));
   task.sums = workspace<SumOf<T>>(context, task.splits * task.groups * task.rows * task.cols);
   launch(context, window_squared_sum_kernel<T>, tiles * task.splits, kLanes, task);
-  finish(context, task.sums, task.splits, out, update);
+  finish(context, {task.sums, task.splits}, out, update);
 }
 
 LAPKERNELS_INSTANCES(window_squared_sum)

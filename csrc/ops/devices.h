@@ -21,7 +21,6 @@
   STABLE_TORCH_LIBRARY_IMPL(LAPKERNELS_LIBRARY, device, library) { \
     library.impl(#name, TORCH_BOX(&name));                         \
   }
-#define LAPKERNELS_CPU_KERNEL(name) LAPKERNELS_REGISTER(CPU, name)
 #ifdef LAPKERNELS_WITH_CUDA
 #define LAPKERNELS_KERNEL(name)  \
   LAPKERNELS_REGISTER(CPU, name) \

@@ -38,6 +38,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(LAPKERNELS_LIBRARY, library) {
       "int[] input_size, int[] stride, int[] padding, int[] dilation) -> ()");
 }
 
-LAPKERNELS_CPU_KERNEL(sparse_conv_input)
+LAPKERNELS_KERNEL(sparse_conv_input)
 
 }  // namespace lapkernels

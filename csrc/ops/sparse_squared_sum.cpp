@@ -28,6 +28,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(LAPKERNELS_LIBRARY, library) {
       "int[] kernel_size, int[] stride, int[] padding, int[] dilation, int groups) -> ()");
 }
 
-LAPKERNELS_CPU_KERNEL(sparse_squared_sum)
+LAPKERNELS_KERNEL(sparse_squared_sum)
 
 }  // namespace lapkernels

@@ -100,7 +100,7 @@ def predictive_covariance(
         if explain and not parts:
             print(explain_columns(one, count))
         result = one.prediction.new_empty(chosen.shape[0], count, count)
-        for columns in _pairs(count, one.columns_in_budget):
+        for columns in _pairs(count, one.columns_in_budget, chosen.device):
             picked = chosen[:, columns]
             total.joint = True
             total.result = one.prediction.new_zeros(len(chosen), len(columns), len(columns))
@@ -224,9 +224,9 @@ def _passes(
         yield total.begin(one), chosen, total
 
 
-def _pairs(count: int, step: int) -> Iterator[Tensor]:
+def _pairs(count: int, step: int, device: torch.device) -> Iterator[Tensor]:
     """Sets of at most ``step`` columns, two at least, among which all pairs meet."""
-    everything = torch.arange(count)
+    everything = torch.arange(count, device=device)
     if count <= step or count == 1:
         yield everything
         return

@@ -6,6 +6,8 @@
 #include "../../csrc/ops/kronecker_input.cpp"
 #include "../../csrc/ops/kronecker_output.cpp"
 #include "../../csrc/ops/parameter_lists.cpp"
+#include "../../csrc/ops/sparse_conv_input.cpp"
+#include "../../csrc/ops/sparse_squared_sum.cpp"
 #include "../../csrc/ops/squared_conv_input.cpp"
 #include "../../csrc/ops/squared_conv_weight.cpp"
 #include "../../csrc/ops/squared_derivative.cpp"

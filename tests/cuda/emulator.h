@@ -22,6 +22,7 @@
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <set>
 #include <thread>
 #include <vector>
 
@@ -170,8 +171,12 @@ inline void run_blocks(const std::vector<int>& blocks, int threads, const Body& 
 
 #endif
 
-// A kernel launch: body() is one thread's work.
-inline void run(int blocks, int threads, const Body& body) {
+// Every kernel that was launched.
+inline std::set<void*> launched;
+
+// A launch of the kernel at this address: body() is one thread's work.
+inline void run(void* kernel, int blocks, int threads, const Body& body) {
+  launched.insert(kernel);
   run_blocks(shuffled(blocks), threads, body);
 }
 

@@ -17,6 +17,16 @@ from tests.ops.operations import WITH_OUT, Operation, each
 # Ops without a buffer are sums by torch itself.
 CONV, TRANSPOSED = FEW[3], FEW[6]
 # More columns than one tile of the Gram matrix, or than a stack, takes.
+# More rows than a narrow tile is taken for.
+WIDE = Layer("conv1d", (34, 48), (8,), 2, 2, (("kernel_size", 3), ("padding", 1)))
+# Read in vectors: along channels, along positions, and both tensors along positions.
+VECTORS = [
+    Layer("linear", (8, 12), (6,)),
+    Layer("linear", (36, 40), (5,), columns=1),
+    Layer("conv2d", (4, 3), (6, 8), options=(("kernel_size", 3), ("padding", 1))),
+    Layer("conv2d", (8, 36), (6, 6), options=(("kernel_size", 1),)),
+    Layer("conv1d", (4, 8), (64,), options=(("kernel_size", 1), ("groups", 2))),
+]
 MANY_COLUMNS = [replace(layer, columns=v) for layer in (CONV, TRANSPOSED) for v in (16, 19, 33)]
 
 
@@ -25,7 +35,7 @@ def moved(data: Data, target: Target) -> Data:
 
 
 @each(WITH_OUT)
-@over([*LAYERS, SIZES[9], SIZES[12], *MANY_COLUMNS])
+@over([*LAYERS, SIZES[9], SIZES[12], *MANY_COLUMNS, *VECTORS])
 def test_is_exact_on_integers(operation: Operation, layer: Layer, target: Target) -> None:
     data = draw(layer, torch.float32, integers=True)
     found = operation.run(moved(data, target)).cpu()
@@ -33,7 +43,7 @@ def test_is_exact_on_integers(operation: Operation, layer: Layer, target: Target
 
 
 @each(WITH_OUT)
-@over(FEW)
+@over([*FEW, WIDE])
 def test_equals_brute_force(
     operation: Operation, layer: Layer, dtype: torch.dtype, target: Target
 ) -> None:

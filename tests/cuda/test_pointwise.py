@@ -79,9 +79,14 @@ def lists(dtype: torch.dtype, seed: int, positive: bool = False) -> list[Tensor]
     return [*found, *(found[0] + i for i in range(70))]
 
 
+def full_lists(dtype: torch.dtype, seed: int) -> list[Tensor]:
+    """The same without the empty ones: sums over those are the reference's."""
+    return [tensor for tensor in lists(dtype, seed) if tensor.numel() > 0]
+
+
 @pytest.mark.parametrize("name", ["gaussian_kl", "squared_gradient_sum"])
 def test_sums_over_lists(name: str, dtype: torch.dtype, target: Target) -> None:
-    a, b = lists(dtype, 1), [t / 2 for t in lists(dtype, 2)]
+    a, b = full_lists(dtype, 1), [t / 2 for t in full_lists(dtype, 2)]
     if dtype == torch.float16:  # its largest number is 65504
         a, b = a[:6], b[:6]
     rest = (0.7,) if name == "gaussian_kl" else ()

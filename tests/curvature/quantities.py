@@ -73,7 +73,7 @@ class Variant:
     def run(self, problem: check.Problem) -> Any:
         options = dict(self.options)
         if self.likelihood:
-            options["generator"] = torch.Generator().manual_seed(0)
+            options["generator"] = torch.Generator(problem.f.device).manual_seed(0)
         with check.quiet():
             return self.call(problem, options)
 
@@ -217,7 +217,8 @@ def _operators() -> Iterator[Variant]:
 
     def product(problem: check.Problem, options: dict[str, Any]) -> Any:
         like = next(iter(problem.model.parameters()))
-        v = torch.randn(size(problem), 2, generator=options["generator"]).to(like)
+        draws = options["generator"]
+        v = torch.randn(size(problem), 2, generator=draws, device=draws.device).to(like)
         return v, _called(lk.ggn_product, v)(problem, {})
 
     def product_true(case: Case, found: Any) -> list[Pair]:
@@ -239,9 +240,10 @@ def _operators() -> Iterator[Variant]:
 
 def _predictive() -> Iterator[Variant]:
     def call(function: Any, problem: check.Problem, options: dict[str, Any]) -> Any:
-        draws = torch.Generator().manual_seed(0)
+        draws, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
         parameters = oracle.trainable(problem.model).items()
-        variance = {n: torch.rand(p.shape, generator=draws).to(p) + 0.125 for n, p in parameters}
+        drawn = {n: torch.rand(p.shape, generator=draws, device=cpu) for n, p in parameters}
+        variance = {n: drawn[n].to(p) + 0.125 for n, p in parameters}
         found = function(problem.model, problem.x, variance, output=problem.output, **options)
         return torch.cat([v.flatten() for v in variance.values()]).double(), found
 

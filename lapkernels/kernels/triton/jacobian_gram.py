@@ -106,7 +106,8 @@ def gram_kernel(
 
 
 def _tile(rows: int, columns: int, positions: int, warps: int, stages: int) -> Tile:
-    return Tile({"ROWS": rows, "COLUMNS": columns, "POSITIONS": positions}, warps, stages)
+    constants = {"ROWS": rows, "COLUMNS": columns, "POSITIONS": positions}
+    return Tile(constants, warps, stages, registers=168)
 
 
 _TILES = (_tile(64, 32, 16, 8, 2), _tile(32, 32, 16, 8, 2))

@@ -35,11 +35,22 @@ TYPES = {
 
 @dataclass(frozen=True, eq=False)
 class Tile:
-    """Constants of a kernel, with the warps and pipeline stages it is compiled for."""
+    """Constants of a kernel, with the warps and pipeline stages it is compiled for.
+
+    `registers` is the most that a thread may take, on NVIDIA devices. Left to itself the compiler
+    spills a few bytes where that lets one more block run at a time.
+    """
 
     constants: Mapping[str, int]
     warps: int = 4
     stages: int = 2
+    registers: int | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What the tile is compiled with, beside `OPTIONS`."""
+        limit = {"maxnreg": self.registers} if self.registers and not torch.version.hip else {}
+        return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,8 +78,7 @@ class Kernel:
             self.function[grid](
                 **arguments,
                 **tile.constants,
-                num_warps=tile.warps,
-                num_stages=tile.stages,
+                **tile.options,
                 **OPTIONS,
             )
         else:
@@ -86,10 +96,7 @@ class Kernel:
     def tuner(self, stopwatch: Callable[..., Any] | None = None) -> Any:
         """Triton's tuner over the tiles that fit; a stopwatch other than Triton's is for tests."""
         space = self.amd if torch.version.hip else self.nvidia
-        configs = {
-            tile: triton.Config(dict(tile.constants), num_warps=tile.warps, num_stages=tile.stages)
-            for tile in space
-        }
+        configs = {tile: triton.Config(dict(tile.constants), **tile.options) for tile in space}
 
         def prune(every: list[Any], named: Mapping[str, Any], **rest: Any) -> list[Any]:
             return [configs[tile] for tile in self.tiles({**named, **rest})]

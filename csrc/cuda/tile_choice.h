@@ -1,0 +1,25 @@
+// Host side of tile.cuh: which tile a product takes, and how columns fill it.
+#pragma once
+
+#include <algorithm>
+
+#include "launch.h"
+#include "tile.cuh"
+
+namespace lapkernels::cuda {
+
+// Whether the narrow tile is to be taken for `columns` columns of `lanes` rows each, of which so
+// many would be stacked in a narrow and in a square tile: it must save a third of the products.
+inline bool takes_narrow(int64_t columns, int64_t lanes, int64_t in_narrow, int64_t in_square) {
+  const auto rows = [&](int64_t side, int64_t stack) {
+    return ceil_div(columns, stack) * ceil_div(lanes, side / stack) * side;
+  };
+  return 3 * rows(Narrow::rows, in_narrow) < 2 * rows(Square::rows, in_square);
+}
+
+// The number of columns to stack in a tile's lanes where `lanes` are in use.
+inline int64_t stack_size(int64_t columns, int64_t lanes, int64_t side) {
+  return std::min(columns, std::max<int64_t>(1, side / lanes));
+}
+
+}  // namespace lapkernels::cuda
