@@ -16,6 +16,7 @@ import torch
 import lapkernels
 from lapkernels.kernels import NATIVE, OpReport, current_backend, report, simd_level, triton
 from lapkernels.kernels.native import build_record, cuda_ops
+from lapkernels.kernels.selector import BY_SHAPE
 from lapkernels.ops import OPS
 
 
@@ -31,9 +32,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     rows = report(sorted(OPS))
     if arguments.json:
-        print(json.dumps({"facts": facts(), "ops": [asdict(row) for row in rows]}, indent=2))
+        found = {"facts": facts(), "ops": [asdict(row) for row in rows], "sizes": BY_SHAPE}
+        print(json.dumps(found, indent=2))
     else:
-        print("\n".join([*aligned(facts()), "", *op_table(rows)]))
+        print("\n".join([*aligned(facts()), "", *op_table(rows), "", *shape_table()]))
     if arguments.require is not None:
         check_served(rows, arguments.require)
 
@@ -85,12 +87,21 @@ def _triton() -> str:
     return version("triton") + (", interpreted" if triton.interpreted() else "")
 
 
+def shape_table() -> list[str]:
+    """Where sizes decide: the next backend in line serves, the reference last."""
+    return _in_columns([("does not serve", "op", "where sizes decide"), *BY_SHAPE])
+
+
 def op_table(rows: list[OpReport]) -> list[str]:
     """One line for each op and device: who serves it, and why no other backend does."""
     table = [("op", "device", "backend", "why no other")]
     for row in rows:
         reasons = "; ".join(f"{backend}: {reason}" for backend, reason in row.reasons.items())
         table.append((row.op, row.device, row.backend or "none (raises)", reasons))
+    return _in_columns(table)
+
+
+def _in_columns(table: Sequence[tuple[str, ...]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return [
         "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=True)).rstrip()

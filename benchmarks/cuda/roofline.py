@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 
 FLOPS, BYTES = 19.5e12, 1.555e12
-TILE, DEPTH, BLOCKS = 64, 16, 512
+TILE, NARROW, DEPTH, BLOCKS = 64, 16, 16, 512
 
 
 @dataclass(frozen=True)
@@ -80,47 +80,69 @@ def _splits(tiles: int, work: int) -> int:
     return max(1, min(work, ceil(BLOCKS / tiles)))
 
 
-def _product(steps: float, rows: int = TILE, cols: int = TILE) -> float:
-    return steps * 2 * rows * cols * DEPTH
+def _product(steps: float, rows: int = TILE) -> float:
+    return steps * 2 * rows * TILE * DEPTH
+
+
+def _rows(columns: int, lanes: int, in_narrow: int, in_square: int) -> tuple[int, int]:
+    """Rows of the tile that is taken, and columns stacked in it (tile_choice.h)."""
+
+    def covered(side: int, stack: int) -> int:
+        return ceil(columns / stack) * ceil(lanes / (side // stack)) * side
+
+    if 3 * covered(NARROW, in_narrow) < 2 * covered(TILE, in_square):
+        return NARROW, in_narrow
+    return TILE, in_square
+
+
+def _stack(columns: int, lanes: int, side: int, divisor: bool = False) -> int:
+    stack = min(columns, max(1, side // lanes))
+    while divisor and columns % stack:
+        stack -= 1
+    return stack
 
 
 def jacobian_squared_sum(shape: Shape) -> Cost:
     cols, taps = shape.inputs * shape.taps, shape.parameters
-    stack = min(shape.columns, max(1, TILE // shape.outputs))
-    while shape.columns % stack:
-        stack -= 1
+    stacks = (_stack(shape.columns, shape.outputs, side, True) for side in (NARROW, TILE))
+    rows, stack = _rows(shape.columns, shape.outputs, *stacks)
     runs = shape.samples * shape.columns // stack
-    tiles = ceil(shape.outputs / (TILE // stack)) * ceil(cols / TILE)
-    steps = runs * ceil(shape.positions / DEPTH)
+    tiles = ceil(shape.outputs / (rows // stack)) * ceil(cols / TILE)
     pairs = shape.samples * shape.columns
+    # Too few runs for all blocks: parts of each are written, one for each column.
+    run_splits = _splits(tiles * runs, ceil(shape.positions / (16 * DEPTH)))
+    parts = _splits(tiles, runs) if run_splits == 1 else pairs * run_splits
+    steps = runs * run_splits * ceil(shape.positions / run_splits / DEPTH)
     least = shape.s + shape.x + taps
     return Cost(
         2 * taps * pairs * (shape.positions + 1),
-        tiles * (_product(steps) + runs * 2 * TILE * TILE),
+        tiles * (_product(steps, rows) + runs * 2 * rows * TILE),
         least,
-        least + 2 * taps * _splits(tiles, runs),
+        least + 2 * taps * parts,
     )
 
 
 def squared_conv_weight(shape: Shape) -> Cost:
     cols, taps = shape.inputs * shape.taps, shape.parameters
-    tiles = ceil(shape.outputs / TILE) * ceil(cols / TILE)
+    rows, _ = _rows(1, shape.outputs, 1, 1)
+    tiles = ceil(shape.outputs / rows) * ceil(cols / TILE)
     length = shape.samples * shape.positions
     splits = _splits(tiles, ceil(length / (16 * DEPTH)))
     steps = splits * ceil(length / splits / DEPTH)
     least = shape.m + shape.x + taps
-    return Cost(2 * taps * length, tiles * _product(steps), least, least + 2 * taps * splits)
+    return Cost(2 * taps * length, tiles * _product(steps, rows), least, least + 2 * taps * splits)
 
 
 def _moment(side: int, length: int, numbers: int) -> Cost:
-    across = ceil(side / TILE)
-    tiles = across * (across + 1) // 2
-    splits = _splits(ceil(across**2 / 2), ceil(length / (16 * DEPTH)))
+    rows, _ = _rows(1, side, 1, 1)
+    down, across = ceil(side / rows), ceil(side / TILE)
+    tiles = sum(row * rows < (col + 1) * TILE for row in range(down) for col in range(across))
+    splits = _splits(ceil(down * across / 2), ceil(length / (16 * DEPTH)))
     steps = splits * ceil(length / splits / DEPTH)
     # The factor is symmetric: half of it is the least there is to do.
     return Cost(
         side * (side + 1) * length,
-        tiles * _product(steps),
+        tiles * _product(steps, rows),
         numbers + side**2,
         numbers + side**2 + (1 + splits) * side**2,
     )
@@ -134,41 +156,43 @@ def kronecker_output(shape: Shape) -> Cost:
     return _moment(shape.outputs, shape.columns * shape.samples * shape.positions, shape.s)
 
 
-def _through_tiles(shape: Shape, stack: int, after: int, result: int) -> Cost:
+def _through_tiles(shape: Shape, rows: int, stack: int, after: int, result: int) -> Cost:
     cols, taps = shape.inputs * shape.taps, shape.parameters
     stacks = ceil(shape.columns / stack)
-    tiles = ceil(shape.outputs / (TILE // stack)) * ceil(cols / TILE)
+    tiles = ceil(shape.outputs / (rows // stack)) * ceil(cols / TILE)
     lists = shape.samples * stacks
     steps = ceil(shape.positions / DEPTH)
     least = shape.s + shape.x + taps + result
     pairs = shape.samples * shape.columns
     return Cost(
         2 * taps * pairs * shape.positions + after * taps * pairs,
-        lists * tiles * (_product(steps) + after * TILE * TILE),
+        lists * tiles * (_product(steps, rows) + after * rows * TILE),
         least,
         least + 2 * result * _splits(lists, tiles),
     )
 
 
 def jacobian_squared_dot(shape: Shape) -> Cost:
-    stack = min(shape.columns, max(1, TILE // shape.outputs))
-    return _through_tiles(shape, stack, 3, shape.samples * shape.columns)
+    stacks = (_stack(shape.columns, shape.outputs, side) for side in (NARROW, TILE))
+    rows, stack = _rows(shape.columns, shape.outputs, *stacks)
+    return _through_tiles(shape, rows, stack, 3, shape.samples * shape.columns)
 
 
 def jacobian_gram(shape: Shape) -> Cost:
     """For up to 16 columns, which share a tile."""
     stack = min(shape.columns, 16)
-    return _through_tiles(shape, stack, 2 * shape.columns, shape.samples * shape.columns**2)
+    rows, _ = _rows(stack, shape.outputs, stack, stack)
+    return _through_tiles(shape, rows, stack, 2 * shape.columns, shape.samples * shape.columns**2)
 
 
 def squared_conv_input(shape: Shape) -> Cost:
-    rows, cols = (16, 128) if shape.inputs <= 16 else (TILE, TILE)
+    rows, _ = _rows(1, shape.inputs, 1, 1)
     positions = shape.samples * shape.positions
     steps = ceil(shape.outputs * shape.taps / DEPTH)
-    tiles = ceil(shape.inputs / rows) * ceil(positions / cols)
+    tiles = ceil(shape.inputs / rows) * ceil(positions / TILE)
     numbers = shape.m + 2 * shape.x + shape.parameters  # the activation's argument is read too
     flops = 2 * shape.parameters * positions
-    return Cost(flops, tiles * _product(steps, rows, cols), numbers, numbers)
+    return Cost(flops, tiles * _product(steps, rows), numbers, numbers)
 
 
 def window_squared_sum(shape: Shape) -> Cost:
@@ -189,16 +213,16 @@ def window_squared_sum(shape: Shape) -> Cost:
 
 def window_pull(shape: Shape) -> Cost:
     """The same windows, pulled back."""
-    rows, cols = (16, 128) if shape.inputs <= 16 else (TILE, TILE)
+    rows, _ = _rows(1, shape.inputs, 1, 1)
     lanes, small, large = shape.samples * shape.positions, 25, 49
     width = lanes * shape.columns * large
-    tiles = ceil(shape.inputs / rows) * ceil(width / cols)
+    tiles = ceil(shape.inputs / rows) * ceil(width / TILE)
     numbers = lanes * shape.columns * shape.outputs * small + width * shape.inputs
     numbers += lanes * shape.inputs * large + shape.parameters
     steps = ceil(shape.outputs * shape.taps / DEPTH)
     # A tap meets the window of 5 x 5 from 25 of its 49 places.
     flops = 2 * shape.parameters * lanes * shape.columns * small
-    return Cost(flops, tiles * _product(steps, rows, cols), numbers, numbers)
+    return Cost(flops, tiles * _product(steps, rows), numbers, numbers)
 
 
 def _pass(read: int, flops: int) -> Callable[[Shape], Cost]:

@@ -25,10 +25,8 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
         "jacobian_gram: small and large both have columns; on a GPU one of them must have 1");
   auto task = jacobian_tiles(small, large, variance, taps);
   const int64_t stack = std::min<int64_t>(task.columns, kPairs);
-  if (!task.on_b && takes_narrow(stack, task.rows, stack, stack))
-    gram_in<Narrow>(context, task, stack, out, update);
-  else
-    gram_in<Square>(context, task, stack, out, update);
+  const bool narrow = !task.on_b && takes_narrow<T>(stack, task.rows, stack, stack);
+  with_shape<T>(narrow, [&]<class Shape>() { gram_in<Shape>(context, task, stack, out, update); });
 }
 
 LAPKERNELS_INSTANCES(jacobian_gram)

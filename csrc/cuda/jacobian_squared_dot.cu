@@ -25,10 +25,10 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
   }
   const int64_t in_narrow = stack_size(task.columns, task.rows, Narrow::rows);
   const int64_t in_square = stack_size(task.columns, task.rows, Square::rows);
-  if (takes_narrow(task.columns, task.rows, in_narrow, in_square))
-    dot_in<Narrow>(context, task, in_narrow, out, update);
-  else
-    dot_in<Square>(context, task, in_square, out, update);
+  const bool narrow = takes_narrow<T>(task.columns, task.rows, in_narrow, in_square);
+  with_shape<T>(narrow, [&]<class Shape>() {
+    dot_in<Shape>(context, task, narrow ? in_narrow : in_square, out, update);
+  });
 }
 
 LAPKERNELS_INSTANCES(jacobian_squared_dot)

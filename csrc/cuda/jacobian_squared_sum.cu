@@ -19,10 +19,10 @@ void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Gr
   };
   TileSum<T> task{};
   task.stack_a = task.stack_b = 1;
-  bool narrow = takes_narrow(1, rows, 1, 1);
+  bool narrow = takes_narrow<T>(1, rows, 1, 1);
   if (large.size[0] == 1) {
     const int in_narrow = stacked(rows, Narrow::rows), in_square = stacked(rows, Square::rows);
-    narrow = takes_narrow(columns, rows, in_narrow, in_square);
+    narrow = takes_narrow<T>(columns, rows, in_narrow, in_square);
     task.stack_a = narrow ? in_narrow : in_square;
   } else if (small.size[0] == 1) {
     task.stack_b = stacked(cols, Square::cols);

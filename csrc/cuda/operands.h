@@ -92,8 +92,8 @@ inline int64_t digit_size(const Walk& w, int d) {
 }
 
 // Decides whether the operand is read in vectors: where the nearer of lanes and summands, in fours
-// from a multiple of four on, lie next to each other and aligned, inside the grid or outside as one.
-// `stack` columns are in its lanes.
+// from a multiple of four on, lie next to each other and aligned, inside the grid or outside as
+// one. `stack` columns are in its lanes.
 template <class T>
 void set_fours(Operand<T>& o, int64_t stack) {
   const Walk& near = o.lanes_nearer ? o.lanes : o.summands;
@@ -102,8 +102,7 @@ void set_fours(Operand<T>& o, int64_t stack) {
   while (fast > 0 && digit_size(near, fast) == 1) --fast;
   const int64_t length = digit_size(near, fast);
   o.fours = !o.divided && near.stride[fast] == 1 && length % 4 == 0 &&
-            !(o.lanes_nearer && (stack > 1 || o.ones)) &&
-            is_vector(o.data) &&
+            !(o.lanes_nearer && (stack > 1 || o.ones)) && is_vector(o.data) &&
             (near.origin + far.origin) % 4 == 0 && o.group_stride % 4 == 0 &&
             o.column_stride % 4 == 0;
   if (fast >= 2 && fast <= 4) {
@@ -155,8 +154,9 @@ Operand<T> plain_operand(const Grid<const T>& grid, int64_t groups, Columns colu
   }
   const Digit samples{grid.size[1], grid.stride[1]}, column = column_digit(grid, columns);
   // Positions that follow each other in memory are one digit, off the grid.
-  auto o = operand(grid, walk(channels(grid, groups), {}, {}),
-                   follow ? walk(column, samples, {}, flat) : walk(column, samples, at), kUndivided);
+  auto o =
+      operand(grid, walk(channels(grid, groups), {}, {}),
+              follow ? walk(column, samples, {}, flat) : walk(column, samples, at), kUndivided);
   set_groups(o, grid, groups);
   return o;
 }

@@ -67,10 +67,8 @@ static void pull_in(const Context& context, Pull<T>& task) {
 
 template <class T>
 void pull(const Context& context, Pull<T> task) {
-  if (takes_narrow(1, task.rows, 1, 1))
-    pull_in<T, Narrow>(context, task);
-  else
-    pull_in<T, Square>(context, task);
+  with_shape<T>(takes_narrow<T>(1, task.rows, 1, 1),
+                [&]<class Shape>() { pull_in<T, Shape>(context, task); });
 }
 
 LAPKERNELS_INSTANCES(pull)

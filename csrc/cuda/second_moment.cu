@@ -14,7 +14,7 @@ static void moment_of(const Context& context, const Operand<T>& x, int64_t group
   task.length = summands;
   task.runs = 1;
   task.symmetric = true;
-  const bool narrow = takes_narrow(1, x.lanes.count + x.ones, 1, 1);
+  const bool narrow = takes_narrow<T>(1, x.lanes.count + x.ones, 1, 1);
   tile_sum<Stored>(context, task, narrow, groups, out, update);
 }
 

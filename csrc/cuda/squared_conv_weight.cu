@@ -17,7 +17,7 @@ void squared_conv_weight(const Context& context, Grid<T> out, Update update, Gri
   (square_small ? task.a : task.b).square = true;
   task.length = columns.blocks * small.size[1] * position_count(small);
   // float16 would round the squares.
-  const bool narrow = takes_narrow(1, task.a.lanes.count, 1, 1);
+  const bool narrow = takes_narrow<T>(1, task.a.lanes.count, 1, 1);
   tile_sum<SumOf<T>>(context, task, narrow, taps.groups, out, update);
 }
 

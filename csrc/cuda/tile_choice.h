@@ -2,19 +2,34 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "launch.h"
 #include "tile.cuh"
 
 namespace lapkernels::cuda {
 
+// Sums and elements on the way of a thread in the narrow tile would take more registers in double
+// than there are.
+template <class T>
+constexpr bool kHasNarrow = !std::is_same_v<T, double>;
+
+// Calls body.template operator()<Shape>() for the tile to take.
+template <class T, class Body>
+void with_shape(bool narrow, Body body) {
+  if constexpr (kHasNarrow<T>)
+    if (narrow) return body.template operator()<Narrow>();
+  body.template operator()<Square>();
+}
+
 // Whether the narrow tile is to be taken for `columns` columns of `lanes` rows each, of which so
 // many would be stacked in a narrow and in a square tile: it must save a third of the products.
-inline bool takes_narrow(int64_t columns, int64_t lanes, int64_t in_narrow, int64_t in_square) {
+template <class T>
+bool takes_narrow(int64_t columns, int64_t lanes, int64_t in_narrow, int64_t in_square) {
   const auto rows = [&](int64_t side, int64_t stack) {
     return ceil_div(columns, stack) * ceil_div(lanes, side / stack) * side;
   };
-  return 3 * rows(Narrow::rows, in_narrow) < 2 * rows(Square::rows, in_square);
+  return kHasNarrow<T> && 3 * rows(Narrow::rows, in_narrow) < 2 * rows(Square::rows, in_square);
 }
 
 // The number of columns to stack in a tile's lanes where `lanes` are in use.

@@ -24,8 +24,8 @@ static void tile_sum_in(const Context& context, TileSum<T> task, int64_t groups,
   task.splits = static_cast<int>(ceil_div(work, task.part));
   const int64_t runs = task.whole ? 1 : task.runs;
   const int64_t columns = task.whole ? 1 : task.stack_a * task.stack_b;
-  task.partial = workspace<SumOf<T>>(
-      context, runs * columns * task.splits * groups * task.rows * task.cols);
+  task.partial =
+      workspace<SumOf<T>>(context, runs * columns * task.splits * groups * task.rows * task.cols);
   launch(context, tile_sum_kernel<T, Stored, Shape>, all * task.splits * runs, Shape::threads,
          task);
   const Parts<SumOf<T>> parts{task.partial, task.splits, runs * columns,
@@ -36,13 +36,12 @@ static void tile_sum_in(const Context& context, TileSum<T> task, int64_t groups,
 template <class Stored, class T, class Out>
 void tile_sum(const Context& context, TileSum<T> task, bool narrow, int64_t groups,
               const Grid<Out>& out, Update update) {
-  if (narrow)
-    tile_sum_in<Stored, Narrow>(context, task, groups, out, update);
-  else
-    tile_sum_in<Stored, Square>(context, task, groups, out, update);
+  with_shape<T>(narrow, [&]<class Shape>() {
+    tile_sum_in<Stored, Shape>(context, task, groups, out, update);
+  });
 }
 
-#define LAPKERNELS_TILE_SUM(stored, in, out)                                                     \
+#define LAPKERNELS_TILE_SUM(stored, in, out)                                                   \
   template void tile_sum<stored>(const Context&, TileSum<in>, bool, int64_t, const Grid<out>&, \
                                  Update);
 LAPKERNELS_TILE_SUM(float, float, float)

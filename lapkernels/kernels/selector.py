@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -49,6 +49,14 @@ KERNELS = {
     "triton": Kernels("cuda", triton.DTYPES),
 }
 BACKENDS = ("auto", "reference", *KERNELS)
+
+# Where sizes decide, and not the table of ops alone: (backends that do not serve, ops, when).
+BY_SHAPE = (
+    ("cpp, cuda, triton", "all", "a tensor is empty, or the call is inside torch.func"),
+    ("triton", "jacobian_*", "both tensors depend on the column"),
+    ("cuda", "jacobian_gram", "both tensors depend on the column"),
+    ("all, under auto", "those with a library route", "torch's own product is faster at that size"),
+)
 
 HOW_TO_COMPILE = (
     "Given a C++20 compiler, `pip install -v --no-build-isolation --force-reinstall --no-deps .` "
@@ -140,15 +148,22 @@ def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str
         if not _cuda_ops():
             return "the compiled library was built without CUDA"
         return "the compiled library has no CUDA kernel of that name"
-    return _unsuitable(KERNELS[backend], tensors)
+    given = [tensor for tensor in tensors if tensor is not None]
+    return _unsuitable(KERNELS[backend], given) or (
+        _shape_reason(op, given) if backend == "cuda" and given else None
+    )
 
 
-def _unsuitable(kernels: Kernels, tensors: Iterable[Tensor | None]) -> str | None:
+def _shape_reason(op: str, tensors: Sequence[Tensor]) -> str | None:
+    if op == "jacobian_gram" and min(tensors[0].shape[0], tensors[1].shape[0]) > 1:
+        return "both tensors depend on the column, and the CUDA kernel takes one that does not"
+    return None
+
+
+def _unsuitable(kernels: Kernels, tensors: Sequence[Tensor]) -> str | None:
     """Why these kernels do not take these tensors together, or None if they may."""
     dtype = None
     for tensor in tensors:
-        if tensor is None:
-            continue
         if tensor.device.type != kernels.device:
             return f"a tensor is on {tensor.device}, and these kernels are for {kernels.device}"
         if dtype is None:

@@ -16,7 +16,13 @@ from tests.curvature.quantities import Turn, Variant, variants
 from tests.curvature.truth import Truth
 
 # Convolutions, norms, embeddings, attention and pooling.
-NETWORKS = ["conv2d", "residual-conv-batch-norm", "embedding", "multihead-batch-first", "pool-max-pool2d"]
+NETWORKS = [
+    "conv2d",
+    "residual-conv-batch-norm",
+    "embedding",
+    "multihead-batch-first",
+    "pool-max-pool2d",
+]
 CASES = [
     pytest.param(id, variant, id=f"{id}-{place}-{variant.column}")
     for turn, id in enumerate(NETWORKS)

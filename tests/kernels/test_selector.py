@@ -194,6 +194,18 @@ def test_report_for_a_gpu(backend: str, serving: dict[str, str | None]) -> None:
 
 
 @pytest.mark.usefixtures("cuda_library")
+def test_columns_in_both_tensors_are_not_for_the_cuda_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(selector.KERNELS, "cuda", selector.Kernels("cpu", (torch.float32,)))
+    monkeypatch.setattr(selector, "_native_op", {"jacobian_gram": kernel}.get)
+    monkeypatch.setattr(selector, "_cuda_ops", lambda: frozenset({"jacobian_gram"}))
+    one, both = torch.ones(1, 2), torch.ones(2, 2)
+    assert selector.why_not("cuda", "jacobian_gram", [both, one, None]) is None
+    assert "both tensors" in (selector.why_not("cuda", "jacobian_gram", [both, both]) or "")
+
+
+@pytest.mark.usefixtures("cuda_library")
 def test_forced_cuda_refuses_tensors_of_the_cpu() -> None:
     with use_backend("cuda"), pytest.raises(RuntimeError, match="on cpu, .* are for cuda"):
         compiled("known", torch.ones(2))
