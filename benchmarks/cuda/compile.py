@@ -86,7 +86,7 @@ def compiled_kernels() -> list[Kernel]:
     sources = [p for p in sorted(ROOT.glob("csrc/cuda/*.cu")) if "launch(" in p.read_text()]
     jobs = [(source, virtual) for source in sources for virtual in _MACHINES]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        reports = list(pool.map(lambda job: _compile(*job, folder), jobs))
+        reports = list(pool.map(lambda job: _compile(job[0], job[1], folder), jobs))
     found = [kernel for report in reports for kernel in _parse(report)]
     return sorted(found, key=lambda kernel: (kernel.name, int(kernel.arch)))
 

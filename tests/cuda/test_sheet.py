@@ -1,4 +1,4 @@
-"""The page on CUDA kernels: its figures are those of the model, with a reason for each below 70 %."""
+"""The page on CUDA kernels: figures are those of the model, with a reason for each below 70 %."""
 
 from __future__ import annotations
 
