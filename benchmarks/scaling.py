@@ -58,7 +58,9 @@ def run(name: str) -> None:
         *("--case-seconds", "0.5", "--method-seconds", "15", "--benchmark-columns=min"),
         *("-k", pattern(name)),
     ]
-    subprocess.run(command, cwd=ROOT, check=True)
+    if subprocess.run(command, cwd=ROOT).returncode:
+        # Too slow at a size, or wrong: what was measured before it is drawn all the same.
+        print(f"{name} has cases that failed: see above", file=sys.stderr)
 
 
 def lines(data: Any) -> dict[tuple[str, str], list[Row]]:
