@@ -74,10 +74,10 @@ def hamiltonian(
     """
     numpyro = _numpyro()
     numpyro.enable_x64()
-    import jax
-    from numpyro import distributions
-    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin
-    from numpyro.infer import MCMC, NUTS
+    import jax  # pyright: ignore[reportMissingImports]
+    from numpyro import distributions  # pyright: ignore[reportMissingImports]
+    from numpyro.diagnostics import effective_sample_size, split_gelman_rubin  # pyright: ignore[reportMissingImports]
+    from numpyro.infer import MCMC, NUTS  # pyright: ignore[reportMissingImports]
 
     forward, sizes = _perceptron(model)
     inputs, targets, points = (jax.numpy.asarray(t.double().numpy()) for t in (x, y, new))
@@ -109,7 +109,7 @@ def hamiltonian(
 
 def _perceptron(model: nn.Sequential) -> tuple[Callable[..., Any], list[tuple[int, ...]]]:
     """The model as a function of weights and inputs in jax, and the shapes of its weights."""
-    import jax
+    import jax  # pyright: ignore[reportMissingImports]
 
     for layer in model:
         if type(layer) not in ACTIVATIONS and not isinstance(layer, nn.Linear):
@@ -130,7 +130,7 @@ def _perceptron(model: nn.Sequential) -> tuple[Callable[..., Any], list[tuple[in
 
 def _numpyro() -> Any:
     try:
-        import numpyro
+        import numpyro  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise SystemExit("Hamiltonian Monte Carlo needs numpyro: pip install numpyro") from error
     return numpyro
