@@ -154,7 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments.out.mkdir(parents=True, exist_ok=True)
     draw(found, arguments.out / "scaling.png")
     text = "\n".join(table(found))
-    (arguments.out / "scaling.md").write_text(text + "\n")
+    (arguments.out / "scaling.md").write_text(f"# Time and memory against resolution\n\n{text}\n")
     print(text)
 
 
