@@ -40,13 +40,14 @@ def _pieces() -> dict[str, str]:
         add(f"{network}-sampled", SHORT, [f"{network}-r"])
         for quantity in LONG:
             add(f"{network}-{quantity}", [quantity], [f"{network}-r"])
+    add("online-step", ("online_step",), ["conv-ae"])
     add("3c3d-posteriors", ("laplace_diag", "laplace_kron"), ["3c3d-r"])
     add("unet-sampled", SHORT, ["unet-r"])
     for quantity in LONG:
         add(f"unet-{quantity}", [quantity], ["unet-r"])
     for quantity in SHORT:
         add(f"conv5-{quantity}", [quantity], [f"conv5-r{r}-n4" for r in RESOLUTIONS])
-    for quantity in LONG:
+    for quantity in (*LONG, "diag_mixed", "blocks"):
         add(f"conv5-{quantity}", [quantity], [f"conv5-r{r}-n1" for r in RESOLUTIONS])
     return found
 
