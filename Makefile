@@ -60,7 +60,7 @@ docs: venv
 	$(BIN)/python -m sphinx -q -W --keep-going -b html docs build/docs
 
 # A wheel for this platform, for any Python and torch, in dist/. CUDA=1 adds the CUDA kernels, which
-# needs nvcc and no GPU; such a wheel is named after nvcc's major version, and imports anywhere.
+# needs nvcc and no GPU; such a wheel is named after nvcc's major version.
 wheel: $(INSTALLED)
 	LAPKERNELS_REQUIRE_EXTENSION=1 LAPKERNELS_CUDA=$(CUDA) PATH="$(abspath $(BIN)):$$PATH" \
 		$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
