@@ -17,7 +17,8 @@ def autograd_columns(plan: Plan, s: Tensor, collector: Collector) -> None:
     In a batch of one the gradient of a parameter is its Jacobian, however it is used.
     """
     trace = plan.trace
-    assert trace.graph is not None
+    graph = trace.graph
+    assert graph is not None
     alone = trace.count == 1
     found = [] if alone and trace.hidden else _edges(plan, only_shares=alone)
     named = {plan.shares[position, index].name for position, index, _ in found} if alone else set()
@@ -26,10 +27,10 @@ def autograd_columns(plan: Plan, s: Tensor, collector: Collector) -> None:
     targets += [get_gradient_edge(trace.leaves[name]) for name in direct]
     if not targets:
         return
-    for column in s:
-        grads = torch.autograd.grad(
-            trace.graph, targets, column, retain_graph=True, allow_unused=True
-        )
+
+    def carry(column: Tensor) -> None:
+        # A function of its own, so that no gradient is held while those of the next column come.
+        grads = torch.autograd.grad(graph, targets, column, retain_graph=True, allow_unused=True)
         waiting: list[tuple[Node, int, Tensor]] = []
         for (position, index, _), grad in zip(found, grads, strict=False):
             if grad is not None:
@@ -38,6 +39,9 @@ def autograd_columns(plan: Plan, s: Tensor, collector: Collector) -> None:
             if grad is not None:
                 collector.jacobian(name, grad[None, None], slice(0, 1))
         pull_weights(plan, waiting, 1, collector)
+
+    for column in s:
+        carry(column)
 
 
 def _edges(plan: Plan, only_shares: bool) -> list[tuple[int, int, GradientEdge]]:

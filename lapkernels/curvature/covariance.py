@@ -29,6 +29,10 @@ class CovarianceBlock(ABC):
     def root(self, g: Tensor) -> Tensor:
         """g R, [L.., R], of Jacobian rows ``g`` [L.., P] over the parameters in their order."""
 
+    def squared_norm(self, g: Tensor) -> Tensor:
+        """g Σ gᵀ of each row, [L..], of rows ``g`` [L.., P]."""
+        return self.root(g).square_().sum(-1)
+
     def of_share(self, share: Share, s: Tensor, joint: bool) -> Tensor | None:
         """G Σ Gᵀ of columns ``s`` at the only use of a parameter, without G in memory.
 
@@ -50,6 +54,9 @@ class IndependentEntries(CovarianceBlock):
 
     def root(self, g: Tensor) -> Tensor:
         return g * self.variance.flatten().sqrt()
+
+    def squared_norm(self, g: Tensor) -> Tensor:
+        return g.square() @ self.variance.flatten()
 
     def of_share(self, share: Share, s: Tensor, joint: bool) -> Tensor | None:
         variance = share.to_weight(self.variance)

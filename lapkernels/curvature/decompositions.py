@@ -43,9 +43,9 @@ def _twice(
     """A decomposition in the matrix's dtype or, if that fails, in float64."""
     if not bool(matrix.isfinite().all()):
         raise Refused(f"{message}, as it has entries that are not finite")
-    for wide in (matrix, matrix.double()):
+    for dtype in (matrix.dtype, torch.float64):
         try:
-            found = tuple(decompose(wide))
+            found = tuple(decompose(matrix.to(dtype)))
         except torch.linalg.LinAlgError:
             continue
         if all(bool(part.isfinite().all()) for part in found):

@@ -20,6 +20,7 @@ from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.ops import chunks
 from lapkernels.rules.shared import Scaled, reads_once
 from lapkernels.rules.window_sums import window_squares
 from lapkernels.rules.windows import Window
@@ -202,7 +203,15 @@ class SquaredSum(Collector):
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         columns = g.flatten(0, 1)
-        self.add(name, columns[0].square() if len(columns) == 1 else columns.square().sum(0))
+        if columns.numel() <= chunks.CHUNK:
+            self.add(name, columns.square().sum(0))
+            return
+        # A single one of these may be as large as the parameter.
+        for column in columns:
+            if name in self._found:
+                self._found[name].addcmul_(column, column)
+            else:
+                self.add(name, column.square())
 
     def scaled(self, share: Share, columns: Scaled) -> None:
         if reads_once(share.use, columns.factor.shape[1]):

@@ -68,6 +68,8 @@ class Plan:
     shares: dict[tuple[int, int], Share]
     weight_nodes: list[Node]
     sample_nodes: list[Node]
+    # By the id of its result, the node that makes a value of parameters alone.
+    weight_makers: dict[int, Node] = field(default_factory=dict)
     # Nodes that may write over the columns at their result: one reader alone made them.
     overwrites: frozenset[int] = frozenset()
     # Activations of a linear layer's result that no one else reads, with the layer's node.
@@ -95,7 +97,8 @@ class Plan:
                     shares[position, index] = Share(name, node.path, use, chain)
         scalings = _scalings(sample_nodes, readers)
         overwrites = _overwrites(sample_nodes)
-        return cls(trace, shares, weight_nodes, sample_nodes, overwrites, scalings)
+        of_weights = {id(value): node for node in weight_nodes for value in node.outputs}
+        return cls(trace, shares, weight_nodes, sample_nodes, of_weights, overwrites, scalings)
 
     def layer_below(self, position: int, section: Section) -> int | None:
         """The linear layer below an activation, if both are one step for shared columns."""

@@ -182,11 +182,11 @@ class PredictiveSum(JointJacobians, LaneSum):
 
     def _add(self, block: CovarianceBlock, g: Tensor, rows: slice) -> None:
         """Add the share of Jacobians ``g`` [V, n, P]."""
-        root = block.root(g)
-        value = root.square().sum(2).T
         if self.joint:
-            root = root.transpose(0, 1)
+            root = block.root(g).transpose(0, 1)
             value = root @ root.mT
+        else:
+            value = block.squared_norm(g).T
         self._part(rows, g.shape[0]).add_(value)
 
     def _part(self, rows: slice, columns: int) -> Tensor:

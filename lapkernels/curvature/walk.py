@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.plan import Plan, Section, Share
-from lapkernels.curvature.trace import Node
+from lapkernels.curvature.trace import Node, Value
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
 from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.choices import choice
 from lapkernels.rules.elementwise import FromOutput
-from lapkernels.rules.shape import Movement
+from lapkernels.rules.shape import Movement, Permute
 from lapkernels.rules.shared import Scaled, is_shared
 from lapkernels.rules.windows import Window, derivatives
 
@@ -177,12 +177,16 @@ def _pull_weights_of(
     """The same for some samples. ``moved`` says that the ops before the weights only move them."""
     at: dict[int, Tensor] = {}
     for node, index, s in waiting:
-        use, key = node.rule.uses[index], id(node.inputs[index])
+        use, value = node.rule.uses[index], node.inputs[index]
         with naming(node):
+            if len(s) == 1 and len(range(plan.trace.count)[rows]) == 1:
+                # A single G may be as large as the parameter: all uses add to one.
+                use.add_jacobian(_place(plan, at, value, s), s, rows)
+                continue
             g = use.jacobian(s, rows)
         # Products make a G of their own; others may hand out a view of the columns.
         own = isinstance(use, (WeightUse, EmbeddingUse))
-        _add_into(at, key, g if own else g.clone())
+        _add_into(at, id(value), g if own else g.clone())
     for node in reversed(plan.weight_nodes):
         outs = [at.pop(id(value), None) for value in node.outputs]
         if all(out is None for out in outs):
@@ -200,6 +204,23 @@ def _pull_weights_of(
     for name, value in plan.trace.parameters.items():
         if id(value) in at:
             collector.jacobian(name, at[id(value)], rows)
+
+
+def _place(plan: Plan, at: dict[int, Tensor], value: Value, like: Tensor) -> Tensor:
+    """Where G of one column and sample is to be added up, [1, 1, *value.shape].
+
+    That of a transposed weight is a view of that of the weight.
+    """
+    moves: list[Permute] = []
+    while (maker := plan.weight_makers.get(id(value))) and isinstance(maker.rule, Permute):
+        moves.append(maker.rule)
+        value = maker.inputs[0]
+    if id(value) not in at:
+        at[id(value)] = like.new_zeros(1, 1, *value.shape)
+    g = at[id(value)]
+    for move in reversed(moves):
+        g = move.push(g[0, 0])[None, None]
+    return g
 
 
 def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: list[bool]) -> None:

@@ -72,9 +72,12 @@ class MultinomialColumns(Columns):
         log_root = 0.5 * (self.log_p[:, j, t] + below - tail)
         i = torch.arange(classes, device=self.log_p.device).unsqueeze(1)
         # Where i < j the quotient p_i / q_{j+1} may overflow, which would make gradients NaN.
-        log_ratio = torch.where(i > j, self.log_p[:, :, t] - below.unsqueeze(1), 0.0)
+        log_ratio = (self.log_p[:, :, t] - below.unsqueeze(1)).masked_fill_(i <= j, 0.0)
         sign = torch.where(i == j, 1.0, torch.where(i > j, -1.0, 0.0)).to(self.log_p.dtype)
-        column = sign * (log_root.unsqueeze(1) + log_ratio).exp()
+        # Columns fill the memory budget: no more than two such tensors at a time.
+        column = log_ratio.add_(log_root.unsqueeze(1)).exp_()
+        del log_ratio
+        column = sign * column
         if self.scale is not None:
             column = column * self.scale.sqrt()[:, :, t]
         return column.to(self.dtype)

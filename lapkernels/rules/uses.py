@@ -40,6 +40,10 @@ class Use(ABC):
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         """G of the samples in ``rows``, [V, n, *shape], from columns ``s`` [V, *out]."""
 
+    def add_jacobian(self, g: Tensor, s: Tensor, rows: slice) -> None:
+        """Add G of the samples in ``rows`` to ``g`` [V, n, *shape]."""
+        g += self.jacobian(s, rows)
+
     @abstractmethod
     def squared(self, m: Tensor) -> Tensor:
         """sum_n sum_j J_n[j, p]² m_n[j] for each entry p of the weight, from ``m`` [*out].
@@ -121,6 +125,16 @@ class WeightUse(Use):
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         value = ops.jacobian(self.arrange(s)[:, rows], self.x()[rows], self.geometry)
         return self.stored(value, 2)
+
+    def add_jacobian(self, g: Tensor, s: Tensor, rows: slice) -> None:
+        if not self.geometry.is_linear:
+            super().add_jacobian(g, s, rows)
+            return
+        # A matrix may be large: the product adds to what is there, with no G of its own.
+        entry, x = self.arrange(s)[:, rows].flatten(2, -2), self.x()[rows].flatten(1, -2)
+        for known, one in zip(g, entry, strict=True):
+            left, right = (x, one) if self.flipped else (one, x)
+            known.view(-1, left.shape[2], right.shape[2]).baddbmm_(left.mT, right)
 
     def squared(self, m: Tensor) -> Tensor:
         entry = self.arrange(m.unsqueeze(0))[0]

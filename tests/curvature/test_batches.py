@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lapkernels as lk
 from lapkernels.curvature import Diagonal
+from lapkernels.ops import chunks
 from tests.curvature import check
 from tests.curvature.zoo import ZOO
 
@@ -83,6 +84,31 @@ def test_memory_budget_does_not_matter(method: Any, budget: int, route: Any) -> 
         pytest.skip("a diagonal goes back by rules")
     found = lk.diag(net, data, method=method, memory_budget=budget, route=route)
     same(found, lk.diag(net, data, method=method))
+
+
+WEIGHTS = [
+    id
+    for id, network in ZOO.items()
+    if network.group in ("tied", "computed-weight") and id not in ("siamese", "module-twice")
+]
+
+
+@pytest.mark.parametrize("route", ["auto", "autograd"])
+@pytest.mark.parametrize("id", WEIGHTS)
+def test_single_jacobians_are_added_up_in_place(
+    id: str, route: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of large matrices are, of one sample and column at a time."""
+    net, x = ZOO[id].make()
+    wanted = lk.diag(net, x, route=route)
+    variance = {name: torch.rand_like(value) for name, value in wanted.items()}
+    spread = lk.predictive_variance(net, x, variance, route=route)
+    monkeypatch.setattr(chunks, "CHUNK", 1)
+    found = lk.diag(net, x, route=route, memory_budget=1)
+    for name, value in wanted.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-12)
+    again = lk.predictive_variance(net, x, variance, route=route, memory_budget=1)
+    torch.testing.assert_close(again, spread, rtol=1e-10, atol=1e-12)
 
 
 def test_samples_of_columns_add_up() -> None:
