@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.autograd_walk import autograd_columns
-from lapkernels.curvature.budget import column_chunks
+from lapkernels.curvature.budget import column_chunks, default_budget
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.record import Subject, record
@@ -48,6 +48,13 @@ class Pass:
         """Number of samples."""
         return self.plan.trace.count
 
+    @property
+    def allowed(self) -> int:
+        """Bytes that columns may take on their way back."""
+        if self.budget is not None:
+            return self.budget
+        return default_budget(self.plan, self.prediction.element_size())
+
     def chunks(self, count: int) -> Iterator[tuple[int, int]]:
         """Ranges of columns that fit the memory budget on their way back."""
         size = self.prediction.element_size()
@@ -78,11 +85,13 @@ def passes(
     route: Route = "auto",
     graph: bool = False,
     parts: int = 1,
+    split: Callable[[Pass], int] | None = None,
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
     """The chosen parameters, and a pass for every batch of the data.
 
     With ``graph`` every pass keeps autograd's graph of its prediction. Large batches go in so many
-    ``parts``, each a pass of its own.
+    ``parts``, each a pass of its own. ``split`` says of a pass into how many it should be split so
+    that what it needs at a time fits into the memory that the whole was allowed.
     """
     if route not in get_args(Route):
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
@@ -98,7 +107,7 @@ def passes(
         batches = batches_of(data)
         for batch in with_progress(batches, data) if progress else batches:
             for part in _parts(subject, batch, output, parts):
-                yield from _passes(subject, part, output, memory_budget, route, graph)
+                yield from _passes(subject, part, output, memory_budget, route, graph, split)
 
     return chosen, run()
 
@@ -123,9 +132,7 @@ def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterat
         # As it is: a part would have as many labels as samples, whatever was given.
         yield batch
         return
-    for part in range(count):
-        first, last = (batch.count * n // count for n in (part, part + 1))
-        yield batch.part(first, last - first)
+    yield from batch.parts(count)
 
 
 def _passes(
@@ -135,8 +142,9 @@ def _passes(
     budget: int | None,
     route: Route,
     graph: bool,
+    split: Callable[[Pass], int] | None,
 ) -> Iterator[Pass]:
-    """One pass for the batch, or one for each of its samples if that is what it takes."""
+    """One pass for the batch, or for each of its parts or samples if that is what it takes."""
     try:
         whole = _pass(subject, batch, output, budget, route, graph)
     except SamplesLost as lost:
@@ -147,7 +155,14 @@ def _passes(
         )
         yield from _one_by_one(subject, batch, output, budget, route, graph)
     else:
-        yield whole
+        count = 1 if split is None else min(split(whole), batch.count)
+        if count < 2:
+            yield whole
+            return
+        allowed = whole.allowed
+        del whole  # and its activations
+        for part in batch.parts(count):
+            yield _pass(subject, part, output, allowed, route, graph)
 
 
 def _one_by_one(

@@ -13,7 +13,7 @@ a kernel that holds no Jacobian. Nothing is subtracted: variances are sums of sq
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from math import prod
+from math import inf, prod
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from lapkernels.curvature.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.explain import explain_columns
 from lapkernels.curvature.joint import JointJacobians
 from lapkernels.curvature.outputs import unit_columns, with_outputs
-from lapkernels.curvature.passes import Route, passes
+from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.predictive_local import LaneSum, local_sums, unit_layout
 from lapkernels.curvature.selection import Output, input_batches, plain
@@ -90,12 +90,12 @@ def predictive_covariance(
 ) -> Tensor:
     """Joint covariance [N, D, D] of the D flattened outputs, or [N, k, k] of selected ``outputs``.
 
-    Arguments are those of ``predictive_variance``. Columns that do not fit into the budget all at
-    once come in pairs of chunks.
+    Arguments are those of ``predictive_variance``. A batch whose columns do not fit into the budget
+    all at once is split into smaller ones; those of one sample that do not come in pairs of chunks.
     """
     parts: list[Tensor] = []
     options = (memory_budget, progress, route)
-    for one, chosen, total in _passes(model, x, variance, outputs, output, *options):
+    for one, chosen, total in _passes(model, x, variance, outputs, output, *options, whole=True):
         count = chosen.shape[1]
         if explain and not parts:
             print(explain_columns(one, count))
@@ -133,7 +133,7 @@ class PredictiveSum(JointJacobians, LaneSum):
         independent = [isinstance(block, IndependentEntries) for block in self.alone.values()]
         return all(independent) and not self.several
 
-    def begin(self, one: Any) -> SteppedPass:
+    def begin(self, one: Pass) -> SteppedPass:
         return super().begin(one) if self.several else SteppedPass.of(one)
 
     def unit_columns(self, f: Tensor, chosen: Tensor) -> Callable[[int, int], Tensor]:
@@ -203,13 +203,22 @@ def _passes(
     budget: int | None,
     progress: bool,
     route: Route,
+    whole: bool = False,
 ) -> Iterator[tuple[SteppedPass, Tensor, PredictiveSum]]:
-    """Passes, each with the flat outputs [N, k] that are asked for, and a sum to begin."""
+    """Passes, each with the flat outputs [N, k] that are asked for, and a sum to begin.
+
+    ``whole``: so small that all columns fit into the budget at once, down to one sample.
+    """
     if isinstance(variance, Mapping):
         check_variance(model, variance)
         blocks = [IndependentEntries(name, value) for name, value in variance.items()]
     else:
         blocks = list(variance)
+
+    def split(one: Pass) -> int:
+        size = one.prediction.shape[1:].numel() if outputs is None else outputs.shape[-1]
+        return -(-size // PredictiveSum(chosen_parameters, blocks).begin(one).columns_in_budget)
+
     chosen_parameters, found = passes(
         model,
         input_batches(x),
@@ -218,6 +227,7 @@ def _passes(
         memory_budget=budget,
         progress=progress,
         route=route,
+        split=split if whole else None,
     )
     for one, chosen in with_outputs(found, outputs):
         total = PredictiveSum(chosen_parameters, blocks)
@@ -254,9 +264,11 @@ def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
                 f"{value.device}, but the parameter has {tuple(like.shape)}, {like.dtype} on "
                 f"{like.device}"
             )
-        bad = ~(value.isfinite() & (value >= 0))
-        if bool(bad.any()):
+        if not value.numel():
+            continue
+        low, high = (float(bound) for bound in value.aminmax())  # NaN if there is one
+        if not (low >= 0 and high < inf):
             raise ValueError(
-                f"variance of {name} holds {float(value[bad][0])}: finite numbers that are not "
-                "negative are needed"
+                f"variance of {name} holds {high if low >= 0 else low}: finite numbers that are "
+                "not negative are needed"
             )

@@ -41,8 +41,13 @@ class Batch:
 
     def halves(self) -> list[Batch]:
         """Both halves, or what there is of them."""
-        half = self.count // 2
-        return [self.part(0, half), self.part(half, self.count - half)] if half else [self]
+        return list(self.parts(min(2, self.count)))
+
+    def parts(self, count: int) -> Iterator[Batch]:
+        """So many batches of about equal size."""
+        for part in range(count):
+            first, last = (self.count * n // count for n in (part, part + 1))
+            yield self.part(first, last - first)
 
     def part(self, start: int, count: int) -> Batch:
         """A batch of some samples."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.autograd_walk import autograd_columns
-from lapkernels.curvature.budget import default_budget, widest
+from lapkernels.curvature.budget import widest
 from lapkernels.curvature.passes import Pass
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.walk import Collector, pull_columns
@@ -48,8 +48,7 @@ class SteppedPass(Pass):
     def columns_in_budget(self) -> int:
         """Number of columns whose way back stays within the budget, at least one."""
         size = self.prediction.element_size()
-        allowed = default_budget(self.plan, size) if self.budget is None else self.budget
-        return max(1, allowed // max(1, (widest(self.plan) + self.entries) * size))
+        return max(1, self.allowed // max(1, (widest(self.plan) + self.entries) * size))
 
     def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
         carry = autograd_columns if self.by_autograd else pull_columns

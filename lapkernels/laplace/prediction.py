@@ -123,8 +123,10 @@ def predict(
     options: dict[str, Any] = {"output": output, "memory_budget": memory_budget}
     if outputs is not None:
         mean = mean.flatten(1).gather(1, outputs.to(mean.device).expand(len(mean), -1))
+    # Classes that are all of the outputs: their covariance has the variances in it.
+    classes = isinstance(likelihood, Categorical) and mean.dim() == 2 and outputs is None
     covariance = None
-    if joint:
+    if joint or (classes and link != "probit"):
         covariance = predictive_covariance(model, x, blocks, outputs=outputs, **options)
         variance = covariance.diagonal(dim1=1, dim2=2).reshape(mean.shape)
     else:
@@ -144,7 +146,7 @@ def predict(
         expected = expectation(mean, variance, likelihood)
     else:
         expected = _linked(mean, variance, likelihood, link, samples, generator, of_classes)
-    return Prediction(mean, variance, covariance, expected, likelihood)
+    return Prediction(mean, variance, covariance if joint else None, expected, likelihood)
 
 
 def expectation(mean: Tensor, variance: Tensor, likelihood: Likelihood) -> Tensor:

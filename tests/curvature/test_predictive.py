@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.curvature import predictive
+from lapkernels.curvature.passes import Pass
+from lapkernels.curvature.walk import Collector
 from tests.curvature import oracle
 from tests.curvature.zoo import ZOO, Network, params
 
@@ -76,6 +79,32 @@ def test_some_chunks_of_columns() -> None:
     wanted = covariance(network, model, x, variance)
     for budget in (30_000, 60_000):
         close(lk.predictive_covariance(model, x, variance, memory_budget=budget), wanted)
+
+
+@pytest.mark.parametrize("some", [False, True])
+def test_columns_that_do_not_fit_split_the_batch(
+    some: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each sample's columns go back once, not once with every other chunk of columns."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(64, 6)).double()
+    x = torch.randn(7, 1, 6, 6, dtype=torch.float64)
+    variance = variances(model)
+    chosen = torch.stack([torch.randperm(6)[:4] for _ in x]) if some else None
+    wanted = lk.predictive_covariance(model, x, variance, outputs=chosen, memory_budget=1 << 30)
+    carried: list[int] = []
+    carry = predictive.carry_whole
+
+    def counted(one: Pass, s: Tensor, collector: Collector) -> None:
+        carried.append(s.shape[0] * s.shape[1])
+        carry(one, s, collector)
+
+    monkeypatch.setattr(predictive, "carry_whole", counted)
+    # Of the widest value, 128 numbers, for all columns of about two samples.
+    budget = 2 * 6 * 128 * 8
+    found = lk.predictive_covariance(model, x, variance, outputs=chosen, memory_budget=budget)
+    close(found, wanted)
+    assert len(carried) > 2
+    assert sum(carried) == wanted.shape[0] * wanted.shape[1]
 
 
 def test_selected_outputs() -> None:
