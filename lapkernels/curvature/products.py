@@ -64,9 +64,20 @@ class Graph:
 
     def look(self, parts: Sequence[Batch], *, twice: bool = False) -> Tensor:
         """The outputs of parts of the batch, from graphs that keep nothing but are counted."""
+        try:
+            return self._counted(parts, twice, keep=False)
+        except TypeError:  # A model that runs autograd inside needs what its graph keeps.
+            return self._counted(parts, twice, keep=True)
+
+    def _counted(self, parts: Sequence[Batch], twice: bool, keep: bool) -> Tensor:
         sizes: list[int] = []
+
+        def pack(tensor: Tensor) -> Tensor | None:
+            sizes.append(tensor.numel())
+            return tensor if keep else None
+
         with (
-            saved_tensors_hooks(lambda tensor: sizes.append(tensor.numel()), lambda kept: kept),
+            saved_tensors_hooks(pack, lambda kept: kept),
             _attention(twice),
             torch.enable_grad(),
         ):

@@ -54,6 +54,7 @@ class Recorder(TorchDispatchMode):
         self.opaque: list[str] = []
         self.hidden = False
         self.has_written = False
+        self.has_met_unknown = False
         self._paths = paths
         self.entries = 0
         self._place_fresh = place_fresh
@@ -74,15 +75,17 @@ class Recorder(TorchDispatchMode):
         return value
 
     def value(self, tensor: Tensor) -> Value:
-        """What a tensor is; one never seen before is a constant."""
+        """What a tensor is; one never seen before is a constant, unless autograd made it."""
         if self._stale and id(tensor) in self._stale:
             return self._read(tensor)
         known = self.values.get(id(tensor))
-        return (
-            known[0]
-            if known
-            else self.define(tensor, Value(tensor.shape, tensor.dtype, None, False))
-        )
+        if known:
+            return known[0]
+        made = tensor.grad_fn is not None and torch.is_grad_enabled()
+        if made:
+            self.opaque.append(f"{self.where} reads a tensor out of autograd's memory")
+            self.hidden = self.has_met_unknown = True
+        return self.define(tensor, Value(tensor.shape, tensor.dtype, None, made))
 
     def __torch_dispatch__(
         self,
@@ -98,7 +101,7 @@ class Recorder(TorchDispatchMode):
             raise Refused(f"{op.name} in {self.where} makes the output random; call model.eval()")
         if op.detaches:
             samples, out = self.operand(args[0]).samples, func(*args)
-            self.define(out, Value(out.shape, out.dtype, samples, False))
+            self.define(out, Value(out.shape, out.dtype, samples, False, without_grad=True))
             return out
         tensors = tensors_of(args)
         if kwargs:
@@ -126,11 +129,14 @@ class Recorder(TorchDispatchMode):
         return values
 
     def operand(self, tensor: Tensor) -> Value:
-        """What a tensor that is read is, a result of a custom autograd.Function included."""
+        """What a tensor that is read is, one that autograd has a gradient of its own for included.
+
+        A custom autograd.Function made it, or autograd itself saved it for a backward pass that
+        runs inside the model.
+        """
         value = self.value(tensor)
-        if value.without_grad and tensor.requires_grad and torch.is_grad_enabled():
-            # Its gradient is not what the ops inside say: a custom autograd.Function made it.
-            self.opaque.append(f"{self.where} runs a custom autograd.Function")
+        if value.without_grad and tensor.grad_fn is not None and torch.is_grad_enabled():
+            self.opaque.append(f"{self.where} runs a custom autograd.Function, or autograd inside")
             value.active, value.without_grad = True, False
         return value
 
@@ -218,6 +224,12 @@ class Recorder(TorchDispatchMode):
         builder: Callable[..., Rule] | None = None,
     ) -> None:
         """Note an op that has run, with its rule."""
+        for out in outputs:
+            if out.layout is not torch.strided or out.is_nested:
+                raise Refused(
+                    f"{name.removeprefix('aten::')} in {self.where} makes a sparse or nested "
+                    "tensor, which has no rules: use dense ones"
+                )
         grad = torch.is_grad_enabled()
         varies = active = False
         for value in values:

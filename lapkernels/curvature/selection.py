@@ -58,6 +58,8 @@ class Batch:
 
 def plain(model: nn.Module) -> nn.Module:
     """The model itself, out of what trains it in several processes or compiles it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: an nn.Module is needed")
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -101,6 +103,13 @@ def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Paramete
     for name, parameter in chosen.items():
         if not parameter.is_floating_point():
             raise TypeError(f"{name} has dtype {parameter.dtype}: real parameters are needed")
+        if torch.finfo(parameter.dtype).bits < 32:
+            raise Refused(
+                f"{name} has dtype {parameter.dtype}, in which sums over samples are rounded away: "
+                "give the model and its inputs in float32, model.float()"
+            )
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device: it has no values")
     return chosen
 
 
@@ -148,6 +157,11 @@ def check_mode(model: nn.Module) -> None:
     check_precision(model)
     for name, module in model.named_modules():
         where = f"{name or 'the model'} ({type(module).__name__})"
+        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+            raise Refused(
+                f"{where} is scripted or traced, so that its parameters cannot be told from "
+                "constants: give the module that it was made of"
+            )
         if isinstance(module, _BATCH_NORMS) and module.running_mean is None:
             raise Refused(f"{where} has no running statistics, so samples depend on each other")
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:

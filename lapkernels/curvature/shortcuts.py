@@ -80,7 +80,7 @@ class Shortcuts(TorchFunctionMode):
         if not any(out is tensor for tensor in tensors):
             recorder.record(function.name, function.op, given, {}, tensors, values, outputs)
             for one in outputs:
-                self._versions[id(one)] = one._version
+                self._versions[id(one)] = _version(one)
         return out
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -90,6 +90,9 @@ class Shortcuts(TorchFunctionMode):
         known = len(recorder.values)
         with recorder:
             out = func(*args, **kwargs)
+        if recorder.has_met_unknown:
+            # What autograd kept of ops inside a function, such as a transposed weight.
+            self._fail()
         self._note_versions(0 if recorder.has_written else known)
         recorder.has_written = False
         return out
@@ -97,7 +100,7 @@ class Shortcuts(TorchFunctionMode):
     def _note_versions(self, first: int) -> None:
         """Note the state of all tensors but the ``first`` that became known."""
         for key, (_, tensor) in islice(self._recorder.values.items(), first, None):
-            self._versions[key] = tensor._version
+            self._versions[key] = _version(tensor)
 
     def _value(self, tensor: Tensor) -> Value | None:
         """What a tensor is, None for a constant that was not read before."""
@@ -106,9 +109,9 @@ class Shortcuts(TorchFunctionMode):
         if known is None:
             if key not in self._constants:
                 self._fail()
-            self._versions[key] = tensor._version
+            self._versions[key] = _version(tensor)
             return None
-        if self._versions[key] != tensor._version:
+        if self._versions[key] != _version(tensor):
             self._fail()
         return known[0]
 
@@ -125,6 +128,11 @@ class Shortcuts(TorchFunctionMode):
         # The model may have caught the error, or made another of it.
         if self._unseen and not isinstance(error, Unseen):
             raise Unseen from error
+
+
+def _version(tensor: Tensor) -> int:
+    """Changes with every write; those made in inference mode count none."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _is_plain(name: str, tensors: list[Tensor], values: list[Value | None]) -> bool:

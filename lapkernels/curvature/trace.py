@@ -16,7 +16,7 @@ class Value:
     """A tensor of the forward pass. ``samples`` is None if it is the same for all samples.
 
     ``active`` values depend on a chosen parameter; ``parameter`` is its name if it is one itself;
-    ``without_grad`` ones were made where gradients are disabled.
+    ``without_grad`` ones were made where gradients are disabled, or are detached.
     """
 
     shape: torch.Size

@@ -6,6 +6,7 @@ samples, on chance or on nothing that can be differentiated.
 
 from __future__ import annotations
 
+import warnings
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -256,6 +257,19 @@ CASES = [
         "refuse",
         "parameter",
     ),
+    Case(
+        "parameters-of-half-precision",
+        lambda: _chain(nn.Tanh()).bfloat16(),
+        "refuse",
+        "bfloat16",
+        lambda n: torch.randn(n, 3, dtype=torch.bfloat16),
+    ),
+    Case(
+        "scripted-part",
+        lambda: _chain(_scripted(nn.Sequential(nn.Tanh(), _linear()))),
+        "refuse",
+        "scripted",
+    ),
     # Inputs.
     Case(
         "input-nan",
@@ -280,6 +294,22 @@ CASES = [
     Case(
         "no-gradient-region",
         lambda: Net(_half_without_gradient, stem=_linear(), head=_linear(3, 2), side=_linear(3, 2)),
+        "handle",
+    ),
+    Case(
+        "inference-region",
+        lambda: Net(_half_in_inference_mode, stem=_linear(), head=_linear(3, 2)),
+        "handle",
+    ),
+    # Forces of an energy: weights come back out of what autograd has saved.
+    Case(
+        "autograd-inside",
+        lambda: Net(_force, between=nn.Tanh(), stem=_linear(), head=_linear(3, 1)),
+        "handle",
+    ),
+    Case(
+        "autograd-inside-from-inputs",
+        lambda: Net(_force, between=nn.Softplus(), stem=_linear(), head=_linear(3, 1)),
         "handle",
     ),
     Case(
@@ -309,6 +339,25 @@ CASES = [
         "handle",
     ),
 ]
+
+
+def _scripted(module: nn.Module) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return torch.jit.script(module)
+
+
+def _half_in_inference_mode(net: Any, x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        h = net.stem(x)
+    return net.head(torch.tanh(h.clone()))
+
+
+def _force(net: Any, x: Tensor) -> Tensor:
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        energy = net.head(net.between(net.stem(x)))
+        return torch.autograd.grad(energy, x, torch.ones_like(energy), create_graph=True)[0]
 
 
 def _hooked(net: Any, x: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ def test_handled(case: refusals.Case, route: Any) -> None:
         check.assert_close(lk.diag(model, problem.data, route=route), problem.exact())
 
 
-ONLY_AUTOGRAD = ("straight-through", "gradient-reversed", "gradient-hook")
+ONLY_AUTOGRAD = ("straight-through", "gradient-reversed", "gradient-hook", "autograd-inside")
 
 
 @pytest.mark.parametrize("method", ["approx", "mixed"])
