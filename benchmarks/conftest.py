@@ -35,6 +35,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[REFUSED] = []
+    device = torch.device(config.option.device)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise pytest.UsageError(
+            f"--device {device}: torch {torch.__version__} finds no CUDA device; "
+            "without the option, or with `make bench DEVICE=cpu`, the CPU is measured"
+        )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -81,13 +82,18 @@ def measure_here(family: Family, size: Any, method: Method, device: torch.device
     method.run(*_arguments(family, family.quick, method, device))
     given = _arguments(family, size, method, device)
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        method.run(*given)
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+        return peak_on_cuda(lambda: method.run(*given), device)
     return peak_extra_memory(lambda: method.run(*given))[1]
+
+
+def peak_on_cuda(call: Callable[[], object], device: torch.device) -> int:
+    """Peak bytes of torch's allocator during a call, above what it held before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
 
 
 def _arguments(family: Family, size: Any, method: Method, device: torch.device) -> tuple[Any, ...]:

@@ -26,7 +26,7 @@ class RunningMoments:
 
     def __init__(self) -> None:
         self.count = 0
-        self._mean = self._squares = torch.zeros(())
+        self._mean = self._squares = torch.zeros((), device="cpu")
 
     def add(self, draws: Tensor) -> None:
         """Take in more draws."""

@@ -49,7 +49,7 @@ def calibration(probabilities: Tensor, y: Tensor, bins: int = 15) -> Calibration
     confidence, predicted = probabilities.double().max(1)
     right = (predicted == y).double()
     index = (confidence * bins).ceil().long().sub(1).clamp(0, bins - 1)
-    count = torch.zeros(bins, dtype=torch.float64).index_add_(0, index, torch.ones_like(right))
+    count = right.new_zeros(bins).index_add_(0, index, torch.ones_like(right))
     held = count.clamp_min(1)
     total = torch.zeros_like(count)
     return Calibration(

@@ -93,7 +93,7 @@ def by_fixed_point(
             gamma, square = torch.zeros_like(old), torch.zeros_like(old)
             for name in names:
                 mask = posterior.uncertain(name)
-                ones = torch.ones((), dtype=old.dtype) if mask is None else mask.to(old.dtype)
+                ones = old.new_ones(()) if mask is None else mask.to(old.dtype)
                 share = ones * (1 - old * variance[name].double())
                 theta = ones * evidence.theta[name].detach().double().square()
                 gamma += share if old.dim() else share.sum()
@@ -123,7 +123,7 @@ def _noise_step(evidence: Evidence, scale: Tensor, gamma: float, cautious: bool)
         value = evidence.targets / (2 * evidence.nll + gamma / float(scale))
     else:
         value = (evidence.targets - gamma) / (2 * evidence.nll)
-    return torch.tensor(value, dtype=torch.float64).clamp(SMALLEST, LARGEST)
+    return torch.full_like(scale, value).clamp(SMALLEST, LARGEST)
 
 
 def _bounded(log: Tensor) -> Tensor:

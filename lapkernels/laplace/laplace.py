@@ -78,7 +78,8 @@ class Laplace:
         self.fitted_likelihood: Likelihood = resolve(likelihood)
         self.parameters = parameters_of(model, params)
         self.prior: Prior = resolve_prior(prior, self.parameters)
-        self.scale = torch.ones((), dtype=torch.float64)
+        device = next(iter(self.parameters.values())).device
+        self.scale = torch.ones((), dtype=torch.float64, device=device)
         self.measured: Measured | None = None
         self.optimum: Optimum | None = None
         self._posterior: Posterior | None = None
@@ -309,7 +310,7 @@ class Laplace:
         """The number of ``grid`` with the largest predictive log-likelihood of ``data``."""
         if data is None:
             raise ValueError("by='validation' needs data: batches (inputs, labels) kept aside")
-        numbers = torch.logspace(-4, 4, 21).tolist() if grid is None else list(grid)
+        numbers = torch.logspace(-4, 4, 21, device="cpu").tolist() if grid is None else list(grid)
         batches = [(batch.inputs, batch.target) for batch in batches_of(data)]
         found: list[tuple[float, float]] = []
         for number in numbers:

@@ -69,7 +69,7 @@ class Posterior(ABC):
 
     def log_prior_determinant(self) -> Tensor:
         """log |Λ| over all uncertain entries."""
-        total = torch.zeros((), dtype=torch.float64)
+        total = self.scale.new_zeros(())
         for name, shape in self.shapes.items():
             mask, value = self.uncertain(name), self.precision[name]
             log = value.log()
@@ -81,7 +81,7 @@ class Posterior(ABC):
 
     def prior_quadratic(self, theta: Mapping[str, Tensor]) -> Tensor:
         """θᵀ Λ θ over all uncertain entries."""
-        total = torch.zeros((), dtype=torch.float64)
+        total = self.scale.new_zeros(())
         for name in self.shapes:
             mask, square = self.uncertain(name), theta[name].detach().double().square()
             square = square if mask is None else square * mask

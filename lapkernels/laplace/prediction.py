@@ -57,8 +57,10 @@ class Prediction:
         """Variance of y around f, regression only."""
         if not isinstance(self.likelihood, Gaussian):
             raise AttributeError(f"{type(self.likelihood).__name__} has no additive noise")
-        value = torch.as_tensor(self.likelihood.variance, dtype=self.mean.dtype)
-        return value.to(self.mean.device).expand(self.mean.shape)
+        value = torch.as_tensor(
+            self.likelihood.variance, dtype=self.mean.dtype, device=self.mean.device
+        )
+        return value.expand(self.mean.shape)
 
     @property
     def probabilities(self) -> Tensor:
@@ -213,7 +215,7 @@ def _by_weights(
     if samples < 2:
         raise ValueError(f"samples={samples}: how='weights' needs at least two")
     centre = {name: p.detach() for name, p in model.named_parameters()}
-    mean = square = expected = torch.zeros(())
+    mean = square = expected = torch.zeros((), device="cpu")
     for number in range(samples):
         drawn = posterior.sample(1, generator)
         values = {name: centre[name] + step[0] for name, step in drawn.items()}

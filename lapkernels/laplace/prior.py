@@ -20,7 +20,8 @@ class Prior:
     """Independent parameters with mean zero.
 
     ``groups`` has the names of the parameters of each group, ``values`` its precision in float64: a
-    number, or for a group of one parameter also a tensor of its shape.
+    number, or for a group of one parameter also a tensor of its shape. A posterior has it on the
+    device of its parameters.
     """
 
     groups: dict[str, tuple[str, ...]]
@@ -90,7 +91,7 @@ class Prior:
         return replace(self, values=dict(values))
 
     def to(self, parameters: Mapping[str, Tensor]) -> Prior:
-        """The prior of these parameters alone, each of which must be in a group."""
+        """The prior of these parameters alone, on their device; each must be in a group."""
         groups = {
             key: tuple(name for name in names if name in parameters)
             for key, names in self.groups.items()
@@ -106,7 +107,10 @@ class Prior:
                     f"the prior precision of {names[0]} has shape {tuple(self.values[key].shape)}, "
                     f"but the parameter {tuple(shape)}"
                 )
-        return Prior(groups, {key: self.values[key] for key in groups})
+        values = {
+            key: self.values[key].to(parameters[names[0]].device) for key, names in groups.items()
+        }
+        return Prior(groups, values)
 
 
 Given = float | str | Mapping[str, float | Tensor] | Prior
@@ -123,9 +127,9 @@ def resolve_prior(given: Given, parameters: Mapping[str, Tensor]) -> Prior:
     if isinstance(given, Prior):
         return given.to(parameters)
     if isinstance(given, str):
-        return _by_word(given, parameters)
+        return _by_word(given, parameters).to(parameters)
     if not isinstance(given, Mapping):
-        return Prior({"": tuple(parameters)}, {"": _number(given)})
+        return Prior({"": tuple(parameters)}, {"": _number(given)}).to(parameters)
     groups: dict[str, tuple[str, ...]] = {}
     for key in given:
         found = tuple(n for n in parameters if n == key or n.startswith(f"{key}."))
@@ -145,7 +149,7 @@ def _by_word(word: str, parameters: Mapping[str, Tensor]) -> Prior:
     if word == "parameter":
         return Prior.of_groups({name: (name,) for name in parameters})
     if word == "entry":
-        ones = {n: torch.ones(p.shape, dtype=torch.float64) for n, p in parameters.items()}
+        ones = {n: torch.ones_like(p, dtype=torch.float64) for n, p in parameters.items()}
         return Prior({name: (name,) for name in parameters}, ones)
     raise ValueError(
         f"prior={word!r}: a number, 'layer', 'parameter', 'entry' or a Prior is needed"
@@ -153,7 +157,9 @@ def _by_word(word: str, parameters: Mapping[str, Tensor]) -> Prior:
 
 
 def _number(value: float | Tensor) -> Tensor:
-    return torch.as_tensor(value, dtype=torch.float64).detach().clone()
+    if not isinstance(value, Tensor):
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
+    return value.detach().double().clone()
 
 
 def _initial_spread(

@@ -104,7 +104,7 @@ def _built(
     if wrong:
         raise ValueError(f"{path}: {wrong}")
     found.measured = Measured(**{**data["measured"], "state": state})
-    found.scale = torch.tensor(float(data["scale"]), dtype=torch.float64)
+    found.scale = torch.tensor(float(data["scale"]), dtype=torch.float64, device=device)
     if not (found.scale.isfinite() and found.scale > 0):
         raise ValueError(f"{path}: scale is {data['scale']}, but has to be positive")
     return found

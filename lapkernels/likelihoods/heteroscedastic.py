@@ -61,7 +61,8 @@ class HeteroscedasticGaussian(IndependentOutputs):
 
     def constant(self, f: Tensor, y: Tensor) -> Tensor:
         """log(2 pi) / 2 for each target."""
-        return torch.tensor(0.5 * math.log(2 * math.pi) * y.numel(), dtype=torch.float64)
+        total = 0.5 * math.log(2 * math.pi) * y.numel()
+        return torch.tensor(total, dtype=torch.float64, device=f.device)
 
     def score(self, f: Tensor, y: Tensor) -> Tensor:
         """((m - y) exp(-l), (1 - (m - y)² exp(-l)) / 2)."""

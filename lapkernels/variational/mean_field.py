@@ -59,7 +59,9 @@ class MeanField(Objective, ABC):
 
         Its curvature is 1/σ² - 1/s², so that another prior can be tried with ``set_prior``.
         """
-        values = {name: torch.tensor(s**-2.0).double() for name, s in self.prior_std.items()}
+        values = {
+            name: torch.tensor(s**-2.0, device="cpu").double() for name, s in self.prior_std.items()
+        }
         prior = Prior({name: (name,) for name in values}, values)
         found = Laplace(
             self.model, self.likelihood, "diag", "mc", list(self.names), prior, output=self.output

@@ -48,7 +48,8 @@ class BlockDiagonal(Structure):
             size = count_of({name: shapes[name] for name in state.names[key]})
             if tuple(matrices.shape) != (*positions.shape, positions.shape[-1]):
                 return f"blocks {tuple(matrices.shape)} of {key} at {tuple(positions.shape)}"
-            if not torch.equal(positions.flatten().sort().values.cpu(), torch.arange(size)):
+            found = positions.flatten().sort().values
+            if not torch.equal(found, torch.arange(size, device=found.device)):
                 return f"the blocks of {key} are not of all its {size} entries once"
         return None
 

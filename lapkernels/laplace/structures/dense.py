@@ -71,7 +71,7 @@ class DensePosterior(Posterior):
     parts: Sequence[DenseBlocks]
 
     def log_determinant(self) -> Tensor:
-        total = torch.zeros((), dtype=torch.float64)
+        total = self.scale.new_zeros(())
         for part in self.parts:
             single = self._single(part)
             if single is None:

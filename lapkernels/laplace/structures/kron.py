@@ -197,7 +197,7 @@ def _wrong_factors(state: Mapping[str, Factors], shapes: Shapes) -> str | None:
         if prod(factors.matrix_shape) != size or factors.count < 1:
             return f"the factors of {name} are of a matrix {factors.matrix_shape}"
         if factors.entries is not None and not torch.equal(
-            factors.entries.flatten().sort().values.cpu(), torch.arange(size)
+            factors.entries.flatten().sort().values.cpu(), torch.arange(size, device="cpu")
         ):
             return f"the entries of {name} are not all of it once"
     return None

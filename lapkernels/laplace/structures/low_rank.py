@@ -54,8 +54,7 @@ class FactorPosterior(Posterior):
 
     def _tall(self) -> Tensor:
         """M [P, m], float64."""
-        root = torch.as_tensor(self.scale, dtype=torch.float64).sqrt()
-        return self.factor.double() * (root / self._prior.sqrt().unsqueeze(1))
+        return self.factor.double() * (self.scale / self._prior).sqrt().unsqueeze(1)
 
     @cached_property
     def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
