@@ -9,6 +9,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from lapkernels.kernels import (
     use_backend,
 )
 from lapkernels.kernels.native import Native, load
+from lapkernels.ops import OPS
 
 
 def kernel(*arguments: Any) -> None:
@@ -280,6 +282,32 @@ def test_columns_in_both_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     both = torch.ones(2, 1, 1, 1)
     with use_backend("triton"), pytest.raises(RuntimeError, match="both tensors depend"):
         compiled("jacobian_gram", both, both)
+
+
+@pytest.fixture
+def triton_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A GPU and Triton, but no CUDA kernels; a tensor on that GPU, as far as the selector asks."""
+    monkeypatch.setattr(selector, "_cuda_ops", lambda: frozenset())
+    monkeypatch.setattr(triton, "absent", lambda: None)
+    monkeypatch.setattr(triton, "interpreted", lambda: False)
+    monkeypatch.setattr(triton, "_too_old", lambda device: None)
+    monkeypatch.setattr(triton, "triton_op", lambda op: other_kernel)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    return SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, shape=(1, 2))
+
+
+def test_on_a_gpu_triton_serves_what_it_has_and_the_reference_the_rest(triton_gpu: Any) -> None:
+    rest = set(OPS) - set(triton.MODULES)
+    assert rest == {"window_pull", "window_squared_sum", "sparse_conv_input", "sparse_squared_sum"}
+    for op in OPS:
+        assert compiled(op, triton_gpu, triton_gpu) is (None if op in rest else other_kernel)
+    for row in [row for row in report(OPS) if row.device == "cuda"]:
+        assert row.backend == ("reference" if row.op in rest else "triton")
+        if row.op in rest:
+            assert row.reasons["triton"] == "there is no Triton kernel of that name"
+    with use_backend("triton"), pytest.raises(RuntimeError, match="cannot serve window_pull: "):
+        compiled("window_pull", triton_gpu)
 
 
 def test_load_reports_a_library_that_is_none(

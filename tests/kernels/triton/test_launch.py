@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,41 @@ def test_tiles_are_not_larger_than_the_work() -> None:
     assert rows(64) == [64, 32, 16, 4]
     assert rows(20) == [32, 16, 4]
     assert rows(1) == [4]
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_deterministic_algorithms_take_the_first_tile_untimed(
+    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lapkernels.kernels.triton import launch
+    from lapkernels.kernels.triton.jacobian_squared_sum import SQUARED_SUM
+
+    launched: list[tuple[str, dict[str, Any]]] = []
+
+    class Function:
+        """Notes what it is launched with."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __getitem__(self, grid: Grid) -> Any:
+            return lambda **arguments: launched.append((self.name, arguments))
+
+    kernel = replace(SQUARED_SUM, function=Function("plain"))
+    monkeypatch.setattr(launch, "interpreted", lambda: False)
+    monkeypatch.setitem(kernel.__dict__, "_tuned", Function("tuned"))
+    sizes = {"MOST_ROWS": 64, "column_count": 64, "index_count": 64}
+    torch.use_deterministic_algorithms(deterministic)
+    try:
+        kernel.launch(lambda constants: (1,), **sizes)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    ((name, arguments),) = launched
+    assert name == ("plain" if deterministic else "tuned")
+    if deterministic:
+        first = SQUARED_SUM.nvidia[0]
+        wanted = {**first.constants, **first.options}
+        assert {key: arguments[key] for key in wanted} == wanted
 
 
 def test_sums_are_split_by_sizes_alone() -> None:
