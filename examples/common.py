@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import fmean, stdev
@@ -53,6 +54,27 @@ def spread(values: Sequence[float], digits: int = 3) -> str:
     if len(values) < 2:
         return mean
     return f"{mean} ± {stdev(values) / len(values) ** 0.5:.{digits}f}"
+
+
+def once(kept: Path | None, key: str, run: Callable[[], Any]) -> Any:
+    """What a run found, as JSON holds it; if the file ``kept`` has it, the run is not done again.
+
+    So an example that was stopped goes on where it was. The key says all settings of the run.
+    """
+
+    def known() -> dict[str, Any]:
+        return json.loads(kept.read_text()) if kept is not None and kept.exists() else {}
+
+    found = known()
+    if key not in found:
+        result = run()
+        found = {**known(), key: result}
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            part = kept.with_suffix(".part")
+            part.write_text(json.dumps(found, indent=1))
+            part.replace(kept)
+    return found[key]
 
 
 def show(name: str, tables: str, figure: Any, out: Path | None) -> None:

@@ -162,10 +162,10 @@ def moments(seed: int, quick: bool) -> tuple[Case, Tensor, dict[str, Moments]]:
     """Data of a seed, new targets behind the grid's points, and what every method says."""
     x, y = cubic(20, seed)
     new, target = cubic(1000, 1000 + seed, limit=6.0)
-    case = Case(x, y, torch.cat([GRID, new]), 100 if quick else 4000)
+    case = Case(x, y, torch.cat([GRID, new]), 100 if quick else 2000)
     torch.manual_seed(seed)
     found = {name: method(case) for name, method in METHODS.items()}
-    count = {"samples": 5, "warmup": 5, "chains": 1} if quick else {"samples": 500, "warmup": 500}
+    count = {"samples": 5, "warmup": 5, "chains": 1} if quick else {"samples": 400, "warmup": 400}
     draws = hamiltonian(perceptron(), x, y, case.points, precision=PRECISION, seed=seed, **count)
     found[REFERENCE] = draws.mean, draws.std
     found["L2M, as published"] = l2m_published(case)

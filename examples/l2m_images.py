@@ -79,10 +79,8 @@ def methods(
 def main() -> None:
     """Some seeds, one table, the first seed's calibration."""
     chosen = options(__doc__, data="Fashion-MNIST as .npz").parse_args()
-    counts = (200, 200) if chosen.quick else (4000, 3000)
-    images, rest = load(chosen.data, *counts)
-    count = len(rest[0]) // 3
-    validation, (x, y) = (rest[0][:count], rest[1][:count]), (rest[0][count:], rest[1][count:])
+    counts = (200, 100, 100) if chosen.quick else (4000, 1000, 4000)
+    images, validation, (x, y) = load(chosen.data, *counts)
     scores: dict[str, list[Scores]] = {}
     curves: dict[str, Calibration] = {}
     for seed in range(chosen.seed, chosen.seed + (1 if chosen.quick else 3)):

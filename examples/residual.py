@@ -5,6 +5,8 @@ Shared by the examples of Variational Laplace.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,16 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.laplace import calibration
-from lapkernels.variational import Objective
+from lapkernels.variational import MeanField, Objective
 
 Labelled = tuple[Tensor, Tensor]
 
 
-def load(data: Path | None, train: int, test: int) -> tuple[Labelled, Labelled]:
-    """Images [N, C, H/2, W/2] with zero mean and unit variance, and labels, to train and to test.
+def load(data: Path | None, train: int, validation: int, test: int) -> list[Labelled]:
+    """Images [N, C, H/2, W/2] with zero mean and unit variance, and labels: three sets.
 
-    ``data`` is an .npz file with x_train, y_train, x_test, y_test and images [N, H, W] or
-    [N, H, W, C] of bytes; without it, scikit-learn's digits at their own size.
+    Validation images follow those to train with, and test images are the last. ``data`` is an .npz
+    file with x_train, y_train, x_test, y_test and images [N, H, W] or [N, H, W, C] of bytes;
+    without it, scikit-learn's digits at their own size.
     """
     if data is None:
         from sklearn.datasets import load_digits
@@ -31,18 +34,26 @@ def load(data: Path | None, train: int, test: int) -> tuple[Labelled, Labelled]:
         mixed = np.random.default_rng(0).permutation(len(x))
         images = torch.tensor(x[mixed]).float().reshape(-1, 1, 8, 8)
         labels = torch.tensor(y[mixed]).long()
-        first, second = (images[:-500], labels[:-500]), (images[-500:], labels[-500:])
+        train = min(train, 1000)
+        seen, unseen = (images[:-500], labels[:-500]), (images[-500:], labels[-500:])
     else:
         arrays = np.load(data)
-        first, second = (
-            (_halved(arrays[f"x_{part}"][:count]), torch.tensor(arrays[f"y_{part}"][:count]).long())
-            for part, count in (("train", train), ("test", test))
+        seen, unseen = (
+            (_halved(arrays[f"x_{part}"][some]), torch.tensor(arrays[f"y_{part}"][some]).long())
+            for part, some in (
+                ("train", slice(train + validation)),
+                ("test", slice(-test, None)),
+            )
         )
-    mean, std = first[0].mean(), first[0].std()
-    return (
-        ((first[0][:train] - mean) / std, first[1][:train]),
-        ((second[0][:test] - mean) / std, second[1][:test]),
-    )
+    mean, std = seen[0][:train].mean(), seen[0][:train].std()
+    return [
+        ((x - mean) / std, y)
+        for x, y in (
+            (seen[0][:train], seen[1][:train]),
+            (seen[0][train : train + validation], seen[1][train : train + validation]),
+            (unseen[0][-test:], unseen[1][-test:]),
+        )
+    ]
 
 
 def _halved(images: np.ndarray) -> Tensor:
@@ -71,26 +82,34 @@ class Block(nn.Module):
         return self.skip(x) + self.branch(x)
 
 
-def network(channels: int, side: int) -> nn.Sequential:
-    """Of square images with ten classes; 35 thousand parameters at 14 x 14."""
+def network(channels: int, side: int, width: int = 8) -> nn.Sequential:
+    """Of square images with ten classes, in stages of ``width`` and twice that.
+
+    The first convolution halves the side, and the second stage once more.
+    """
     return nn.Sequential(
-        nn.Conv2d(channels, 16, 3, padding=1, bias=False),
-        *(Block(16, 16, 1), Block(16, 32, 2)),
-        *(nn.BatchNorm2d(32), nn.Softplus(), nn.Flatten()),
-        nn.Linear(32 * ((side + 1) // 2) ** 2, 10),
+        nn.Conv2d(channels, width, 3, stride=2, padding=1, bias=False),
+        *(Block(width, width, 1), Block(width, 2 * width, 2)),
+        *(nn.BatchNorm2d(2 * width), nn.Softplus(), nn.Flatten()),
+        nn.Linear(2 * width * ((side + 3) // 4) ** 2, 10),
     )
 
 
 def train(
-    objective: Objective, groups: list[dict], data: Labelled, epochs: int, batch: int, seed: int
-) -> list[float]:
-    """Adam with a rate that falls to zero over the epochs; the mean loss of each epoch."""
-    optimizer = torch.optim.Adam(groups)
+    objective: Objective,
+    groups: list[dict],
+    data: Labelled,
+    epochs: int,
+    batch: int,
+    seed: int,
+    after: Callable[[float], None] | None = None,
+) -> None:
+    """Adam with a rate that falls to zero; ``after`` each epoch is given its mean loss."""
+    optimizer = torch.optim.Adam(groups, fused=True)
     x, y = data
     generator = torch.Generator().manual_seed(seed)
     steps = epochs * (len(x) // batch)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    curve = []
     objective.train()
     for _ in range(epochs):
         total = 0.0
@@ -102,9 +121,21 @@ def train(
             optimizer.step()
             schedule.step()
             total += loss.item()
-        curve.append(total * batch / len(order))
+        if after is not None:
+            after(total * batch / len(order))
     objective.eval()
-    return curve
+
+
+def mean_log_ratio(objective: Objective) -> float | None:
+    """The mean of log σ/s over all parameters, if the objective has σ."""
+    if not isinstance(objective, MeanField):
+        return None
+    with torch.no_grad():
+        terms = zip(objective.names, objective.log_std, strict=True)
+        away = [
+            (log_std - math.log(objective.prior_std[name])).flatten() for name, log_std in terms
+        ]
+        return float(torch.cat(away).mean())
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,37 @@ def test_softplus(beta: float, threshold: float) -> None:
     torch.testing.assert_close(*third, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("also", ["nothing", "use", "change"])
+@pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (2.0, 1.0)])
+def test_softplus_behind_a_norm(beta: float, threshold: float, also: str) -> None:
+    """One function for the two; the norm's output may go elsewhere, or be changed in place."""
+    torch.manual_seed(0)
+    inputs = (random(3, 2, 4), random(2), random(2))
+
+    def call(x: Tensor, weight: Tensor, bias: Tensor, spelled_out: bool = False) -> Tensor:
+        if spelled_out:
+            centred = x - x.mean((0, 2), keepdim=True)
+            y = centred / (centred.square().mean((0, 2), keepdim=True) + 0.1).sqrt()
+            y = y * weight[:, None] + bias[:, None]
+        else:
+            y = F.batch_norm(x, None, None, weight, bias, training=True, eps=0.1)
+        if also == "change":
+            y *= x
+        return F.softplus(y, beta, threshold) + (y.sin() if also == "use" else 0)
+
+    def derivatives(value: Tensor) -> list[Tensor]:
+        value, found = value.pow(3).sum(), []
+        for _ in range(3):
+            gradients = torch.autograd.grad(value, inputs, create_graph=True)
+            value = torch.stack([g.pow(3).sum() for g in gradients]).sum()
+            found += gradients
+        return found
+
+    found, expected = derivatives(lean(call)(*inputs)), derivatives(call(*inputs, True))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-9)
+
+
 def test_batch_norm_updates_its_statistics_once() -> None:
     torch.manual_seed(0)
     x = random(5, 3, 2)
