@@ -63,6 +63,8 @@ class Recorder(TorchDispatchMode):
         # Tensors stay alive while recording, so that an identity means one tensor only.
         self.values: dict[int, tuple[Value, Tensor]] = {}
         self._memory = Memory()
+        # Chosen parameters by the address of their memory.
+        self._owners: dict[int, str] = {}
         # Views whose memory was written by another tensor since they were made.
         self._stale: set[int] = set()
 
@@ -72,6 +74,8 @@ class Recorder(TorchDispatchMode):
         if self._stale:
             self._stale.discard(id(tensor))
         self._memory.add(tensor)
+        if value.parameter is not None:
+            self._owners[tensor.untyped_storage().data_ptr()] = value.parameter
         return value
 
     def value(self, tensor: Tensor) -> Value:
@@ -155,9 +159,15 @@ class Recorder(TorchDispatchMode):
                 f"{self.where} runs {name}, which writes into a tensor it is given, as some "
                 "modules do in training mode; call model.eval() first"
             )
+        written = tensors[0]
+        owner = self._owners.get(written.untyped_storage().data_ptr())
+        if owner is not None:
+            raise Refused(
+                f"{self.where} writes to the parameter {owner} in its forward pass; do that before "
+                "the call, and not in the model"
+            )
         self.has_written = True
         functional = name.removesuffix("_")
-        written = tensors[0]
         self._memory.save(written)
         before = self._before(functional, tensors, values)
         func(*args, **kwargs)

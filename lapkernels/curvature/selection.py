@@ -286,6 +286,8 @@ def selector(output: Output, count: int) -> Callable[[Any], Tensor]:
     def select(result: Any) -> Tensor:
         if callable(output):
             result = output(result)
+        elif isinstance(output, str) and not isinstance(result, Mapping):
+            result = getattr(result, output)
         elif output is not None:
             result = result[output]
         if not isinstance(result, Tensor):

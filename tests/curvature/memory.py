@@ -112,7 +112,7 @@ def measure(name: str) -> dict[str, Any]:
     result, peak = peak_extra_memory(lambda: call(model, x))
     seconds = time.process_time() - start
     extra = size_of(result) if run.startswith(LARGE) else 0
-    if run == "low_rank":
+    if run.startswith("low_rank"):
         extra = KRYLOV * (RANK + EXTRA) * parameters
     bound = 2 * kept + 2 * parameters + extra
     row = {"peak": peak, "bound": bound, "activations": kept, "parameters": parameters}

@@ -36,6 +36,12 @@ def matrices(outputs: int, small: bool) -> Built:
     return model, torch.randn(4, width)
 
 
+def matrix(outputs: int, small: bool) -> Built:
+    """One layer, of which a vector of its size is the most of everything."""
+    width = 16 if small else 1024
+    return nn.Sequential(nn.Linear(width, outputs)), torch.randn(4, width)
+
+
 class Twice(nn.Module):
     """A large matrix that is used twice, so that its Jacobians are added up."""
 
@@ -135,6 +141,7 @@ def decoder(outputs: int, small: bool) -> Built:
 NETWORKS: dict[str, Callable[[int, bool], Built]] = {
     "images": images,
     "matrices": matrices,
+    "matrix": matrix,
     "tied": tied,
     "sequence": sequence,
     "skips": skips,

@@ -33,7 +33,7 @@ QUICK = (
     "sequence 10 diag approx",
     "sequence 10 kron exact",
     "sequence 10 predictive_variance",
-    "images 10 low_rank",
+    "matrix 128 low_rank to the end",
     "skips 10 ggn_product",
     "unet 1024 diag exact",
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -298,3 +299,42 @@ def test_a_sum_over_samples_and_not_a_mean() -> None:
     for reduction in ("mean", "sum"):
         found = lk.diag(model, x, nn.CrossEntropyLoss(reduction=reduction))
         check.assert_close(found, lk.diag(model, x, "categorical"))
+
+
+@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("by", ["no_grad", "data", "detach"])
+def test_a_parameter_that_the_model_writes_to_is_refused(by: str, route: Any) -> None:
+    """What was written would be taken for a constant. Nothing is changed by the refusal."""
+
+    def forward(net: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            weight = {"no_grad": net.w, "data": net.w.data, "detach": net.w.detach()}[by]
+            weight.clamp_(-0.1, 0.1)
+        return x @ net.w
+
+    model = Net(forward, w=nn.Parameter(torch.randn(3, 2)))
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(lk.Refused, match="writes to the parameter w"):
+        lk.diag(model, torch.randn(2, 3), route=route)
+    assert torch.equal(model.state_dict()["w"], before["w"])
+
+
+@pytest.mark.parametrize("route", ["auto", "rules"])
+def test_sparse_tensors_are_refused(route: Any) -> None:
+    model = Net(
+        lambda net, x: torch.sparse.mm(net.w.to_sparse(), x.T).T, w=nn.Parameter(torch.eye(3))
+    )
+    with pytest.raises(lk.Refused, match="_to_sparse in the model makes a sparse"):
+        lk.diag(model, torch.randn(2, 3), route=route)
+
+
+def test_no_module_is_refused() -> None:
+    with pytest.raises(TypeError, match="an nn.Module is needed"):
+        lk.diag(torch.tanh, torch.randn(2, 3))  # pyright: ignore[reportArgumentType]
+
+
+def test_an_output_by_the_name_of_an_attribute() -> None:
+    net = nn.Linear(3, 2)
+    model = Net(lambda own, x: SimpleNamespace(logits=own.net(x)), net=net)
+    found = lk.diag(model, torch.ones(2, 3), output="logits")
+    assert torch.equal(found["net.weight"], torch.full((2, 3), 2.0))
