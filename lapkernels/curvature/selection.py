@@ -117,10 +117,11 @@ def _named(
     model: nn.Module, every: dict[str, nn.Parameter], names: list[str]
 ) -> dict[str, nn.Parameter]:
     """Parameters by their own name or a module's; tied ones have several."""
-    aliases = list(model.named_parameters(remove_duplicate=False))
+    aliases = dict(model.named_parameters(remove_duplicate=False))
     picked: set[int] = set()
     for given in names:
-        found = [p for name, p in aliases if name == given or name.startswith(given + ".")]
+        inside = (p for name, p in aliases.items() if name.startswith(given + "."))
+        found = [aliases[given]] if given in aliases else list(inside)
         if not found:
             raise ValueError(f"params: the model has no parameter or module {given!r}")
         picked.update(id(p) for p in found)

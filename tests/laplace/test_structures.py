@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import weakref
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -184,3 +186,36 @@ def test_a_posterior_is_decomposed_once(
     close(la.predict(problem.new).variance, first.variance)
     # Another prior is another posterior.
     assert bool((la.set_prior(1.0).predict(problem.new).variance > first.variance).all())
+
+
+@pytest.mark.parametrize("case", ["diag", "kron", "ekfac"])
+def test_a_fit_holds_few_batches_and_shows_how_far_it_is(
+    case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Data larger than memory: batches are let go one after the other."""
+    problem = PROBLEMS["classifier"]()
+    structure, options = dense.CASES[case]
+    made: list[weakref.ref[Tensor]] = []
+    most = 0
+
+    class Stream:
+        def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+            nonlocal most
+            for part, labels in zip(problem.x.split(2), problem.y.split(2), strict=True):
+                inputs = part.clone()
+                made.append(weakref.ref(inputs))
+                most = max(most, sum(one() is not None for one in made))
+                yield inputs, labels
+
+        def __len__(self) -> int:
+            return 6
+
+    arguments: Any = (problem.model, problem.likelihood, structure), options
+    la = lk.Laplace(*arguments[0], **arguments[1])
+    la.fit(Stream(), progress=True)
+    # The one that was just made, and the one before it.
+    assert len(made) >= 6 and most <= 2
+    assert "6/6" in capsys.readouterr().err
+    again = lk.Laplace(*arguments[0], **arguments[1])
+    again.fit(list(zip(problem.x.split(2), problem.y.split(2), strict=True)))
+    close(flat(la.posterior.variance()), flat(again.posterior.variance()), 1e-12)
