@@ -36,8 +36,8 @@ METHODS: dict[str, Callable[..., Objective]] = {
     "MAP": lk.MaximumAPosteriori,
 }
 # By the scale of the prior's standard deviations s; for the mode only β / s² matters.
-SPREAD_BETAS = {1.0: (0.1, 0.01), 0.3: (0.01,)}
-BETAS = {"VL": SPREAD_BETAS, "VI": SPREAD_BETAS, "MAP": {1.0: (1.0, 0.1, 0.01)}}
+SPREAD_BETAS = {1.0: (1.0, 0.1, 0.03, 0.01), 0.3: (0.1, 0.01)}
+BETAS = {"VL": SPREAD_BETAS, "VI": SPREAD_BETAS, "MAP": {1.0: (1.0, 0.3, 0.1, 0.01)}}
 
 
 @dataclass(frozen=True)
