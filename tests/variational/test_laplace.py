@@ -126,6 +126,19 @@ def test_hessian() -> None:
     assert_equal(gradients(q, loss), gradients(q, expected), 1e-10)
 
 
+@pytest.mark.parametrize("curvature", ["batch", "hessian"])
+def test_only_a_hessian_lets_a_spread_grow_without_bound(curvature: Any) -> None:
+    """tanh(w) with a target on the other side bends down by more than the prior bends up."""
+    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).double()
+    nn.init.constant_(model[0].weight, 0.5)
+    q = VariationalLaplace(model, "gaussian", 1, prior_std=1.0, curvature=curvature)
+    x, y = torch.ones(1, 1).double(), torch.full((1, 1), -5.0).double()
+    for log_std in (1.0, 2.0, 4.0):
+        nn.init.constant_(q.log_std[0], log_std)
+        (slope,) = torch.autograd.grad(q.loss(x, y), q.log_std[0])
+        assert (slope.item() < 0) == (curvature == "hessian")
+
+
 @pytest.mark.parametrize("curvature", ["batch", "samples", "hessian"])
 def test_a_second_derivative_that_is_not_there_is_not_taken_for_zero(curvature: Any) -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Tanh(), nn.Linear(2, 1))
