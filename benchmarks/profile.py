@@ -19,16 +19,20 @@ from torch.profiler import ProfilerActivity, profile
 
 import lapkernels as lk
 from benchmarks.document import table, write
+from benchmarks.models import forward_and_backward
 from benchmarks.networks import AUTOENCODERS, CLASSIFIERS, UNETS, NetworkSize, Problem, make
 from benchmarks.report import duration
 from lapkernels.curvature.passes import passes
 
-SIZES = [*CLASSIFIERS, *AUTOENCODERS, *UNETS, NetworkSize("conv5", 32, 1)]
-SIZES.append(NetworkSize("conv5", 128, 4))
+SIZES = [
+    *(*CLASSIFIERS, *AUTOENCODERS, *UNETS, NetworkSize("conv5", 32, 1)),
+    *(NetworkSize("conv5", resolution, 4) for resolution in (64, 128, 256)),
+]
 QUANTITIES: dict[str, Callable[[Problem], Any]] = {
     "diag exact": lambda p: lk.diag(p.model, p.x, p.likelihood, method="exact"),
     "diag mc": lambda p: lk.diag(p.model, p.x, p.likelihood, method="mc"),
     "diag approx": lambda p: lk.diag(p.model, p.x, p.likelihood, method="approx"),
+    "gradient and diag approx": lambda p: lk.gradient_and_diag(p.model, (p.x, p.y), p.likelihood),
     "kron exact": lambda p: lk.kron(p.model, p.x, p.likelihood, method="exact"),
     "kron mc": lambda p: lk.kron(p.model, p.x, p.likelihood, method="mc"),
     "predictive variance": lambda p: lk.predictive_variance(p.model, p.x, p.variance),
@@ -62,31 +66,49 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("docs/measured/profiles.md"))
     parser.add_argument("--networks", nargs="*", help="names of sizes, all by default")
+    parser.add_argument("--seconds", type=float, default=1.0, help="of calls for each time")
     arguments = parser.parse_args(argv)
     flops, copied = peaks()
-    head = ["network", "time", "recording", "Python", *FAMILIES]
+    head = ["network", "time", "passes", "recording", "Python", *FAMILIES, "most"]
     head += ["products, GFLOP/s", "convolutions, GFLOP/s", "entries, GB/s"]
     parts = [
         f"Peaks, measured: {flops / 1e9:.0f} GFLOP/s of a matrix product of 1024³, "
-        f"{copied / 1e9:.1f} GB/s of a copy (read and written). Shares are of the time of a call; "
-        "recording is the forward pass with its rules, and lies in the other shares too.",
+        f"{copied / 1e9:.1f} GB/s of a copy (read and written). Passes are how many forward and "
+        "backward passes the time is. Shares are of the time of a call; recording is the forward "
+        "pass with its rules, and lies in the other shares too; the largest of those is named.",
         "",
     ]
-    for name, quantity in QUANTITIES.items():
-        rows = []
-        for size in SIZES:
-            chosen = arguments.networks is None or str(size) in arguments.networks
-            if chosen and (size.outputs <= MOST_OUTPUTS or name not in ("predictive variance",)):
-                rows.append(row(size, quantity))
-        parts += [f"## {name}", "", *table(head, rows), ""]
+    rows: dict[str, list[list[str]]] = {name: [] for name in QUANTITIES}
+    for size in SIZES:
+        if arguments.networks is None or str(size) in arguments.networks:
+            for name, cells in network_rows(size, arguments.seconds).items():
+                rows[name].append([str(size), *cells])
+    for name, found in rows.items():
+        parts += [f"## {name}", "", *table(head, found), ""]
     write(arguments.out, "Where the time goes", "python -m benchmarks.profile", parts)
 
 
-def row(size: NetworkSize, quantity: Callable[[Problem], Any]) -> list[str]:
-    """A network's time and its shares."""
+def network_rows(size: NetworkSize, seconds: float) -> dict[str, list[str]]:
+    """The cells of all quantities of a network."""
     (problem,) = make(size, torch.device("cpu"))
-    whole = least(lambda: quantity(problem))
-    recording = least(lambda: list(passes(problem.model, problem.x)[1]))
+    unit = least(lambda: forward_and_backward(problem), seconds)
+    recording = least(lambda: list(passes(problem.model, problem.x)[1]), seconds)
+    return {
+        name: row(problem, quantity, unit, recording, seconds)
+        for name, quantity in QUANTITIES.items()
+        if size.outputs <= MOST_OUTPUTS or name != "predictive variance"
+    }
+
+
+def row(
+    problem: Problem,
+    quantity: Callable[[Problem], Any],
+    unit: float,
+    recording: float,
+    seconds: float,
+) -> list[str]:
+    """The time of a quantity and its shares."""
+    whole = least(lambda: quantity(problem), seconds)
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True, with_flops=True) as found:
         start = time.perf_counter()
         quantity(problem)
@@ -96,8 +118,9 @@ def row(size: NetworkSize, quantity: Callable[[Problem], Any]) -> list[str]:
     shares = [recording / whole, max(0.0, 1 - inside / profiled)]
     shares += [families[name].seconds / profiled for name in FAMILIES]
     rates = [_rate(families[name], "flops") for name in ("products", "convolutions")]
-    cells = [f"{share:.0%}" for share in shares]
-    return [str(size), duration(whole), *cells, *rates, _rate(families["entries"], "bytes")]
+    cells = [duration(whole), f"{whole / unit:.2f}", *(f"{share:.0%}" for share in shares)]
+    _, most = max(zip(shares[1:], ("Python", *FAMILIES), strict=True))
+    return [*cells, most, *rates, _rate(families["entries"], "bytes")]
 
 
 def sums(events: Sequence[FunctionEvent]) -> dict[str, Family]:

@@ -135,7 +135,8 @@ def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: Squar
     """Carry M back, exact up to a number of features."""
     f, y = one.prediction, one.target
     wide = features(one.plan.trace.output) > threshold
-    start = likelihood.diagonal(f, y) if wide else likelihood.columns(f, y)
+    diagonal = wide or likelihood.independent
+    start = likelihood.diagonal(f, y) if diagonal else likelihood.columns(f, y)
     pull_mixed(one.plan, start, threshold, total, total.add, one.budget)
 
 

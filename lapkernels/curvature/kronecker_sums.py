@@ -259,9 +259,11 @@ def _kind(name: str, shares: Iterable[Share], uses: ParameterUses) -> type | Non
 
 def _kind_of(share: Share) -> type:
     use = share.use
-    if isinstance(use, WeightUse | EmbeddingUse):
+    if isinstance(use, WeightUse):
+        return WeightUse
+    if isinstance(use, EmbeddingUse):
         # An embedding of a view has rows that are not those of the parameter.
-        return Block if isinstance(use, EmbeddingUse) and share.chain else type(use)
+        return Block if share.chain else EmbeddingUse
     return ScaleUse if isinstance(use, ScaleUse) and use.factor is None else Block
 
 

@@ -4,30 +4,39 @@ At a value of d features for each sample M is d x d. Where d is at most the thre
 as columns, M = sum_v s_v s_v^T; elsewhere only its diagonal m is kept. Going back, a wide value
 turns columns into m = sum_v s_v², and a narrow one turns m into the d columns sqrt(m_j) e_j.
 Columns of different origin are never added up: their cross terms were dropped before. So columns go
-on alone, a few at a time, as far as values are narrow, and leave their squares where they end.
+on alone, a few at a time, as far as values are narrow, and leave their squares where they end. On
+the way they are compressed at the narrowest bottleneck, as exact columns are. Where m enters a
+layer of narrow result and wide input, the rule of diagonals is exact, and no columns are made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 
 from torch import Tensor
 
 from lapkernels.curvature.budget import default_budget
+from lapkernels.curvature.cost import Cut
 from lapkernels.curvature.diagonal_walk import hand_out_diagonal
-from lapkernels.curvature.plan import Plan
+from lapkernels.curvature.plan import Plan, Section
+from lapkernels.curvature.sections import compress, cuts
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import (
     Collector,
     accumulate,
     hand_out,
     naming,
+    pull_columns,
     pull_weights,
 )
 from lapkernels.likelihoods import Columns
 from lapkernels.ops.chunks import slices
+from lapkernels.rules.affine import Convolution, Linear
+from lapkernels.rules.choices import choice
+from lapkernels.rules.uses import is_constant
 
 
 def pull_mixed(
@@ -46,20 +55,20 @@ def pull_mixed(
     allowed = default_budget(plan, size) if budget is None else budget
     step = max(1, allowed // (size * _entries(plan, threshold)))
     output, nodes = plan.trace.output, plan.sample_nodes
-    mixed = _Mixed(plan, threshold, collector)
+    mixed = _Mixed(plan, threshold, collector, step)
     if isinstance(start, Tensor):
         mixed.diagonals[id(output)] = start
     else:
-        for some in slices(start.count, step):
-            mixed.carry(output, start.chunk(some.start, some.stop), len(nodes))
+        mixed.carry_all(output, start.count, start.chunk, len(nodes))
     for position in reversed(range(len(nodes))):
         node = nodes[position]
         outs = [mixed.diagonals.pop(id(value), None) for value in node.outputs]
         for index, (value, m) in enumerate(zip(node.outputs, outs, strict=True)):
-            if m is not None and _narrow(value, threshold):
+            if m is not None and _narrow(value, threshold) and not mixed.widens(position):
                 outs[index] = None
-                for some in slices(features(value), step):
-                    mixed.carry(value, _as_columns(m, value, some), position + 1)
+                mixed.carry_all(
+                    value, features(value), partial(_as_columns, m, value), position + 1
+                )
         if any(out is not None for out in outs):
             hand_out_diagonal(plan, position, outs, found)
             wanted = _wanted(node)
@@ -76,7 +85,55 @@ class _Mixed:
     plan: Plan
     threshold: float
     collector: Collector
+    step: int
     diagonals: dict[int, Tensor] = field(default_factory=dict)
+
+    def widens(self, position: int) -> bool:
+        """Whether a layer has wide inputs only, and parameters that no one else reads."""
+        node = self.plan.sample_nodes[position]
+        return (
+            isinstance(node.rule, (Convolution, Linear))
+            and all((position, index) in self.plan.shares for index in node.rule.uses)
+            and not any(
+                want and _narrow(value, self.threshold)
+                for value, want in zip(node.inputs, _wanted(node), strict=True)
+            )
+        )
+
+    def carry_all(
+        self, start: Value, count: int, chunk: Callable[[int, int], Tensor], last: int
+    ) -> None:
+        """``carry`` so many columns, made by ``chunk``; those behind a bottleneck are fewer."""
+        cut = self._bottleneck(last, count)
+        if cut is not None:
+            section = Section(cut.position, last, start, cut.value)
+            fewer = None
+            for some in slices(count, self.step):
+                s = chunk(some.start, some.stop)
+                part = pull_columns(self.plan, s, self.collector, section)
+                fewer = fewer if part is None else compress(part, fewer, cut.value)
+            if fewer is None:
+                return
+            made = fewer
+            start, last, count = cut.value, cut.position, len(made)
+            chunk = lambda first, last: made[first:last]  # noqa: E731
+        for some in slices(count, self.step):
+            self.carry(start, chunk(some.start, some.stop), last)
+
+    def _bottleneck(self, last: int, count: int) -> Cut | None:
+        """The narrowest value that all columns pass before a wide one, if it has fewer features."""
+        wide = [
+            position
+            for position, node in enumerate(self.plan.sample_nodes[:last])
+            if not all(_narrow(value, self.threshold) for value in node.outputs)
+        ]
+        found = [
+            cut
+            for cut in cuts(self.plan)
+            if max(wide, default=-1) < cut.position < last and 0 < features(cut.value) < count
+        ]
+        allowed = choice("compressed") is not False
+        return min(found, key=lambda cut: features(cut.value)) if found and allowed else None
 
     def carry(self, start: Value, s: Tensor, last: int) -> None:
         """Carry columns at a value, made by a node before ``last``, through narrow values."""
@@ -129,11 +186,14 @@ def _entries(plan: Plan, threshold: float) -> int:
     return most
 
 
-def _as_columns(m: Tensor, value: Value, some: slice) -> Tensor:
-    """The columns sqrt(m_j) e_j of the features j in ``some``, [k, *shape]."""
+def _as_columns(m: Tensor, value: Value, first: int, last: int) -> Tensor:
+    """The columns sqrt(m_j) e_j of the features first <= j < last, [k, *shape]."""
     assert value.samples is not None
     parts = value.samples.split(m)
-    root = parts.flatten(1)[:, some].sqrt()  # [N, k]
-    columns = m.new_zeros(root.shape[1], parts.shape[0], features(value))
-    columns.diagonal(some.start, 0, 2).copy_(root)
-    return value.samples.join(columns.reshape(root.shape[1], *parts.shape), 1)
+    same = is_constant(parts)
+    root = parts[:1] if same else parts
+    root = root.flatten(1)[:, first:last].sqrt()  # [N, k], of one sample if all are the same
+    columns = m.new_zeros(root.shape[1], len(root), features(value))
+    columns.diagonal(first, 0, 2).copy_(root)
+    columns = columns.unflatten(2, parts.shape[1:]).expand(-1, *parts.shape)
+    return value.samples.join(columns, 1)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
-from types import CodeType
 from typing import Any
 
 import torch
@@ -367,7 +366,7 @@ class Recorder(TorchDispatchMode):
         while frame is not None:
             code = frame.f_code
             # Only a look into a frame costs something, and those of the library are none of these.
-            if code.co_argcount and code.co_varnames[0] == "self" and not _is_ours(code):
+            if code.co_varnames[:1] == ("self",) and not _is_ours(code.co_filename):
                 name = self._paths.get(id(frame.f_locals.get("self")))
                 if name is not None:
                     return name
@@ -387,8 +386,8 @@ class Recorder(TorchDispatchMode):
 
 
 @cache
-def _is_ours(code: CodeType) -> bool:
-    return Path(code.co_filename).parent == Path(__file__).parent
+def _is_ours(filename: str) -> bool:
+    return Path(filename).parent == Path(__file__).parent
 
 
 def _is_view(out: Tensor, tensors: list[Tensor]) -> bool:

@@ -158,16 +158,15 @@ def summed(function: Callable[P, R]) -> Callable[P, R]:
 
     @wraps(function)
     def over_processes(*args: P.args, **kwargs: P.kwargs) -> R:
+        together = processes()
+        if together.size == 1:
+            given = {name: _alone(value) for name, value in kwargs.items()}
+            return function(*map(_alone, args), **given)  # pyright: ignore[reportCallIssue]
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
         given["model"] = plain(cast(nn.Module, given["model"]))
-        together = processes()
-        part = Part(given["data"], together)
-        if together.size == 1:
-            given["data"] = part.data
-            return function(*bound.args, **bound.kwargs)
-        given["data"] = part
+        given["data"] = part = Part(given["data"], together)
         if together.rank:
             given.update({key: False for key in ("progress", "explain") if key in given})
         if given.get("method") == "mc":
@@ -175,6 +174,13 @@ def summed(function: Callable[P, R]) -> Callable[P, R]:
         return part.sum(function.__name__, lambda: function(*bound.args, **bound.kwargs))
 
     return over_processes
+
+
+def _alone(value: Any) -> Any:
+    """An argument as it is for a process that works alone."""
+    if isinstance(value, nn.Module):
+        return plain(value)
+    return value.batches if isinstance(value, Shard) else value
 
 
 def own_generator(given: torch.Generator | None, model: nn.Module, rank: int) -> torch.Generator:

@@ -46,8 +46,6 @@ class Shortcuts(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in QUESTIONS:
-            return func(*args, **kwargs)
         function = FUNCTIONS.get(func)
         if function is not None:
             try:
@@ -56,9 +54,13 @@ class Shortcuts(TorchFunctionMode):
                 given = None
             if given is not None:
                 tensors = tensors_of(given)
-                values = [self._value(tensor) for tensor in tensors]
+                for tensor in tensors:
+                    self.check(tensor)
+                values = self._recorder.operands(tensors)
                 if _is_plain(function.name, tensors, values):
-                    return self._run(function, func, args, kwargs, given, tensors)
+                    return self._run(function, func, args, kwargs, given, tensors, values)
+        elif func in QUESTIONS:
+            return func(*args, **kwargs)
         return self._watch(func, args, kwargs)
 
     def _run(
@@ -69,9 +71,9 @@ class Shortcuts(TorchFunctionMode):
         kwargs: dict[str, Any],
         given: tuple[Any, ...],
         tensors: list[Tensor],
+        values: list[Value],
     ) -> Tensor:
         recorder = self._recorder
-        values = recorder.operands(tensors)
         if function.run is None:
             outputs = (func(*args, **kwargs),)
         else:
@@ -86,7 +88,7 @@ class Shortcuts(TorchFunctionMode):
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder
         for tensor in (*tensors_of(args), *tensors_of(kwargs.values())):
-            self._value(tensor)
+            self.check(tensor)
         known = len(recorder.values)
         with recorder:
             out = func(*args, **kwargs)
@@ -102,26 +104,18 @@ class Shortcuts(TorchFunctionMode):
         for key, (_, tensor) in islice(self._recorder.values.items(), first, None):
             self._versions[key] = _version(tensor)
 
-    def _value(self, tensor: Tensor) -> Value | None:
-        """What a tensor is, None for a constant that was not read before."""
+    def check(self, tensor: Tensor) -> None:
+        """Raise ``Unseen`` unless a tensor, as it is, was made by functions that were seen."""
         key = id(tensor)
-        known = self._recorder.values.get(key)
-        if known is None:
-            if key not in self._constants:
-                self._fail()
+        version = self._versions.get(key)
+        if version is None and key in self._constants:
             self._versions[key] = _version(tensor)
-            return None
-        if self._versions[key] != _version(tensor):
+        elif version != _version(tensor):
             self._fail()
-        return known[0]
 
     def _fail(self) -> None:
         self._unseen = True
         raise Unseen
-
-    def check(self, output: Tensor) -> None:
-        """Raise ``Unseen`` unless this tensor was made by functions that were seen."""
-        self._value(output)
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         super().__exit__(kind, error, trace)
@@ -135,7 +129,7 @@ def _version(tensor: Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _is_plain(name: str, tensors: list[Tensor], values: list[Value | None]) -> bool:
+def _is_plain(name: str, tensors: list[Tensor], values: list[Value]) -> bool:
     """Whether torch runs this op on these tensors and nothing else before or after it."""
     for tensor in tensors:
         if type(tensor) is not Tensor:
@@ -145,9 +139,5 @@ def _is_plain(name: str, tensors: list[Tensor], values: list[Value | None]) -> b
     if name in ("aten::linear", "aten::convolution"):
         # Only data times a weight; whatever else may stand here is for the ops inside.
         data, *weights = values
-        return (
-            data is not None
-            and data.samples is not None
-            and all(value is None or value.samples is None for value in weights)
-        )
+        return data.samples is not None and all(value.samples is None for value in weights)
     return True

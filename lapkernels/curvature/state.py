@@ -92,8 +92,9 @@ def fingerprint(parameters: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256("".join(kinds).encode())
     parts: list[Tensor] = []
     for parameter in parameters.values():
-        flat = parameter.detach().reshape(-1)
-        parts.append(flat[:: max(1, flat.numel() // FINGERPRINT_VALUES)])
+        flat, step = parameter.detach(), max(1, parameter.numel() // FINGERPRINT_VALUES)
+        flat = flat.reshape(-1) if flat.dim() != 1 else flat
+        parts.append(flat[::step] if step > 1 else flat)
     if len({(part.dtype, part.device) for part in parts}) > 1:
         parts = [part.to("cpu", torch.float64) for part in parts]
     if parts:

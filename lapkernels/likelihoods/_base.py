@@ -67,6 +67,11 @@ class Likelihood(ABC):
         """Whether the Hessian at the outputs depends on the targets."""
         return False
 
+    @property
+    def independent(self) -> bool:
+        """Whether the outputs of a sample are independent: H_n is ``diagonal`` and nothing else."""
+        return False
+
     def check(self, f: Tensor, y: Tensor | None = None) -> None:
         """Raise if shapes, dtypes, devices or values of outputs and targets do not fit."""
         self.check_shapes(f, y)

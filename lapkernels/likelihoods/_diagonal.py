@@ -63,6 +63,11 @@ class DiagonalColumns(Columns):
 class IndependentOutputs(Likelihood):
     """Base of the likelihoods with a diagonal Hessian; ``f`` comes to them in float32 or 64."""
 
+    @property
+    def independent(self) -> bool:
+        """They are."""
+        return True
+
     @abstractmethod
     def curvature(self, f: Tensor) -> Tensor:
         """diag(H), broadcastable to [N, *out]."""

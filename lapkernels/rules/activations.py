@@ -7,6 +7,7 @@ pass of ``squared_derivative``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,36 +21,30 @@ aten = torch.ops.aten
 
 @register_rule("aten::relu")
 class Relu(FromOutput):
-    """max(z, 0)."""
+    """max(z, 0), whose derivative is its own square."""
 
-    def derivative(self, y: Tensor) -> Tensor:
-        return (y > 0).to(y.dtype)
-
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        return [aten.threshold_backward(s[0], self.y.tensor.expand_as(s[0]), 0)]
-
-    def overwrite(self, s: Tensor) -> Tensor:
-        return aten.threshold_backward(s, self.y.tensor.expand_as(s), 0, grad_input=s)
+    times = staticmethod(partial(aten.threshold_backward, threshold=0))
 
     def slope(self) -> Slope:
         return Slope(self.y.tensor, "relu")
+
+    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        assert m[0] is not None
+        return [self.times(m[0], self.y.tensor)]
 
 
 @register_rule("aten::sigmoid")
 class Sigmoid(FromOutput):
     """1 / (1 + exp(-z)), with the derivative y (1 - y)."""
 
-    def derivative(self, y: Tensor) -> Tensor:
-        return aten.sigmoid_backward(y.new_ones(()).expand_as(y), y)
+    times = aten.sigmoid_backward
 
 
 @register_rule("aten::tanh")
 class Tanh(FromOutput):
     """tanh(z), with the derivative 1 - y²."""
 
-    def derivative(self, y: Tensor) -> Tensor:
-        return aten.tanh_backward(y.new_ones(()).expand_as(y), y)
+    times = aten.tanh_backward
 
 
 # By op: the names of its numbers, and torch's own product of a gradient with the derivative.

@@ -19,9 +19,11 @@ from lapkernels.rules.shared import shared_product
 from lapkernels.rules.uses import (
     OwnEntriesUse,
     ProductUse,
+    RowsUse,
     ScaleUse,
     Use,
     WeightUse,
+    is_constant,
 )
 
 aten = torch.ops.aten
@@ -200,11 +202,15 @@ class Linear(Rule):
         self.flat = last == 1
         if weight.active:
             data = x.kept()
-            self.uses[1] = WeightUse(
-                weight.shape,
-                LINEAR,
-                lambda: _all_positions(data.tensor, where, 0),
-                lambda s: _all_positions(s, where, 1),
+            self.uses[1] = (
+                RowsUse.of(weight.shape, lambda: data.tensor)
+                if self.flat and where.outer == where.inner == 1
+                else WeightUse(
+                    weight.shape,
+                    LINEAR,
+                    lambda: _all_positions(data.tensor, where, 0),
+                    lambda s: _all_positions(s, where, 1),
+                )
             )
         if bias is not None and bias.active:
             self.uses[2] = ScaleUse(bias.shape, where)
@@ -219,7 +225,10 @@ class Linear(Rule):
         (one,) = m
         if not wanted[0] or one is None or self.matrix is None:
             return [None] * len(wanted)
-        return [one @ self.matrix.tensor.square(), *[None] * (len(wanted) - 1)]
+        square = self.matrix.tensor.square()
+        once = is_constant(one)
+        value = (one[:1] @ square).expand(*one.shape[:-1], -1) if once else one @ square
+        return [value, *[None] * (len(wanted) - 1)]
 
 
 @register_rule("aten::mv")

@@ -7,9 +7,9 @@ With d_i the derivative of the result with respect to operand i, entry by entry,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -134,33 +134,36 @@ class Constant(Rule):
 
 
 class FromOutput(Rule):
-    """An activation whose derivative is read off its result."""
+    """An activation whose derivative is read off its result.
+
+    ``times`` multiplies by the derivative: it is called with columns and the result, and with
+    ``grad_input`` for where to write.
+    """
 
     reads_input = False
     is_activation = True
+    times: ClassVar[Callable[..., Tensor]]
 
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         self.samples = (call.elementwise(),)
         self.y = call.kept_output()
 
-    def derivative(self, y: Tensor) -> Tensor:
-        raise NotImplementedError
-
     def slope(self) -> Slope:
-        return Slope(self.derivative(self.y.tensor), "given")
+        y = self.y.tensor
+        return Slope(self.times(y.new_ones(()).expand_as(y), y), "given")
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert s[0] is not None
-        return [s[0] * self.derivative(self.y.tensor)]
+        return [self.times(s[0], self.y.tensor.expand_as(s[0]))]
 
     def overwrite(self, s: Tensor) -> Tensor:
         """Columns at the operand, written over those at the result."""
-        return s.mul_(self.derivative(self.y.tensor))
+        return self.times(s, self.y.tensor.expand_as(s), grad_input=s)
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert m[0] is not None
-        return [self.slope().times_square(m[0])]
+        return [self.times(self.times(m[0], self.y.tensor), self.y.tensor)]
 
 
 @register_rule("aten::add", "aten::sub", "aten::rsub", "aten::neg")

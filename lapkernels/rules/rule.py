@@ -61,7 +61,7 @@ class Operand:
         return self.keep(self.tensor)
 
 
-@dataclass
+@dataclass(slots=True)
 class Call:
     """One call of an op on ``count`` samples: its tensor arguments in order, and its results.
 

@@ -89,7 +89,8 @@ def multiply(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
 
 def _bands(rows: Tensor) -> list[tuple[int, int]]:
     """First and last + 1 of the features that are not zero in each block of rows."""
-    blocks = [part.ne(0).any(0).nonzero().flatten() for part in rows.split(BLOCK)]
+    sizes = rows.abs()
+    blocks = [part.amax(0).nonzero().flatten() for part in sizes.split(BLOCK)]
     return [(int(live[0]), int(live[-1]) + 1) if len(live) else (0, 0) for live in blocks]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 
 import torch
@@ -170,6 +170,43 @@ class WeightUse(Use):
     def gram(self, s: Tensor, variance: Tensor) -> Tensor:
         entry = self.canonical(variance)
         return ops.jacobian_gram(self.arrange(s), self.x(), entry, self.geometry)
+
+
+@dataclass(frozen=True)
+class RowsUse(WeightUse):
+    """A matrix [O, I] times one row for each sample: G = s xᵀ with columns s [V, N, O].
+
+    ``rows()`` is x [N, I]. Diagonals and columns that are the same for all samples are taken once.
+    """
+
+    rows: Callable[[], Tensor] = field(kw_only=True)
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], rows: Callable[[], Tensor]) -> RowsUse:
+        """The use of a matrix of this shape."""
+        return cls(
+            shape, Geometry(), lambda: rows().unsqueeze(1), lambda s: s.unsqueeze(2), rows=rows
+        )
+
+    def squared(self, m: Tensor) -> Tensor:
+        square = self.rows().square()
+        if is_constant(m):
+            return torch.outer(m[0], square.sum(0))
+        return m.mT @ square
+
+    def squared_sum(self, s: Tensor) -> Tensor:
+        if is_constant(s[0]):
+            return self.squared(s[:, 0].square().sum(0).expand(s.shape[1:]))
+        return self.squared(s[0].square() if len(s) == 1 else s.square().sum(0))
+
+    def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
+        spread = self.rows().square() @ variance.mT  # [N, O]
+        return torch.linalg.vecdot(s, s * spread).T
+
+
+def is_constant(m: Tensor) -> bool:
+    """Whether a diagonal [N, *out] is the same for all of several samples."""
+    return m.stride(0) == 0 and len(m) > 1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.rules.choices import forced
 from tests.curvature import check, dags, op_oracle, oracle
 from tests.curvature.op_recording import recorded
 from tests.curvature.zoo import ZOO, Network
@@ -137,6 +138,24 @@ def test_mixed_of_stages(name: str, threshold: int) -> None:
     problem = check.of(dag.module, dag.x, "categorical")
     true = op_oracle.mixed_diagonal(dag.module, dag.x, problem.y, problem.loss, threshold=threshold)
     check.assert_close(diag(problem, "mixed", threshold=threshold), true)
+
+
+@pytest.mark.parametrize("threshold", [7, 10, 30])
+@pytest.mark.parametrize("noise", ["gaussian", "categorical"])
+def test_mixed_through_bottlenecks(noise: str, threshold: int) -> None:
+    """Values of 75, 6, 2, 8, 100 and 25 features: compressed at two, spread at the last layer."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Flatten()),
+        *(nn.Linear(75, 6), nn.Tanh(), nn.Linear(6, 2), nn.Linear(2, 8), nn.Tanh()),
+        *(nn.Unflatten(1, (2, 2, 2)), nn.ConvTranspose2d(2, 4, 3, 2), nn.Tanh()),
+        *(nn.Conv2d(4, 1, 3, padding=1), nn.Flatten()),
+    ).double()
+    problem = check.of(model, torch.randn(3, 1, 5, 5, dtype=torch.float64), noise)
+    true = op_oracle.mixed_diagonal(model, problem.x, problem.y, problem.loss, threshold=threshold)
+    check.assert_close(diag(problem, "mixed", threshold=threshold), true)
+    with forced(compressed=False):
+        check.assert_close(diag(problem, "mixed", threshold=threshold), true)
 
 
 def test_mixed_lies_between() -> None:
