@@ -1,11 +1,14 @@
 """Time and memory of curvature against resolution: one picture, and how fast each line grows.
 
-python -m benchmarks.scaling --out docs/measured                   # measures all, then draws
+python -m benchmarks.scaling --out docs/measured                   # what is missing, then draws
 python -m benchmarks.scaling diag_exact --out docs/measured        # one of them anew
-python -m benchmarks.scaling --out docs/measured --draw            # draws what was measured before
+python -m benchmarks.scaling diag_exact-512 --out docs/measured    # one size of it
+python -m benchmarks.scaling --out docs/measured --draw FILE       # draws what a run has measured
 
 The five convolutions of Laplacian autoencoders' Figure 7, one image, 32² to 512² pixels: blocks,
-Kronecker factors, exact, mixed and approximate diagonals, by this package and by others.
+Kronecker factors, exact, mixed and approximate diagonals, by this package and by others. A piece is
+a family at a size, and leaves `benchmarks/results/scaling/NAME.json`. A method that was refused at
+a size, mostly for its time, is not tried at larger ones.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import merged
+from benchmarks.report import machine, merged
 from benchmarks.rows import Row, by_family
 from benchmarks.units import duration, memory, render
 
@@ -34,41 +38,66 @@ FAMILIES = {
     "diag_mixed": ("mixed diagonal", "#2ca02c", ""),
     "diag_approx": ("approximate diagonal", "#d62728", "StochMan"),
 }
-# Where all columns take too long to be worth a point.
-LARGEST = {"blocks": 64, "kflr": 64, "diag_exact": 256}
+TITLE = """# Time and memory against resolution
+
+One image through the five convolutions of the paper's Figure 7: least time of a call, and peak of
+the memory that it needs beside its arguments and results. "Too slow" is more than 30 s a call; what
+is too slow at a size is not tried at larger ones. Slopes are against the number of pixels, on
+logarithmic axes, over all sizes that were measured.
+
+"""
+PIECES = [f"{name}-{resolution}" for name in FAMILIES for resolution in RESOLUTIONS]
+CASE = re.compile(r"conv5-r(\d+)-n1")
+# A call may take this long.
+LONGEST = 30
 
 
-def pattern(name: str) -> str:
-    """The cases of a family, for pytest's -k."""
-    methods = " or ".join(word for word in ("lapkernels", FAMILIES[name][2]) if word)
-    sizes = " or ".join(
-        f"{name}-conv5-r{resolution}-n1-"
-        for resolution in RESOLUTIONS
-        if resolution <= LARGEST.get(name, resolution)
-    )
-    return f"not gradient_and and ({sizes}) and ({methods})"
+def drawn(name: str) -> list[str]:
+    """The methods of a family that are in the picture."""
+    return [word for word in ("lapkernels", FAMILIES[name][2]) if word] if name in FAMILIES else []
 
 
-def run(name: str) -> None:
-    """Measure one family."""
+def named(word: str) -> list[str]:
+    """The pieces of a family, or the one of that name."""
+    return [piece for piece in PIECES if word in (piece, piece.rpartition("-")[0])]
+
+
+def candidates(name: str, resolution: int) -> list[str]:
+    """Methods that no smaller size has refused."""
+    methods = drawn(name)
+    for smaller in RESOLUTIONS[: RESOLUTIONS.index(resolution)]:
+        path = RESULTS / f"{name}-{smaller}.json"
+        if path.exists():
+            refused = {entry["method"] for entry in json.loads(path.read_text())["refused"]}
+            methods = [method for method in methods if method not in refused]
+    return methods
+
+
+def run(piece: str) -> None:
+    """Measure one family at one size."""
+    name, _, resolution = piece.rpartition("-")
+    methods = candidates(name, int(resolution))
+    if not methods:
+        return
     RESULTS.mkdir(parents=True, exist_ok=True)
+    case = f"{name}-conv5-r{resolution}-n1-"
     command = [
         *(sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-only"),
-        *("-p", "no:cacheprovider", f"--benchmark-json={RESULTS / name}.json"),
-        *("--case-seconds", "0.5", "--method-seconds", "15", "--benchmark-columns=min"),
-        *("-k", pattern(name)),
+        *("-p", "no:cacheprovider", f"--benchmark-json={RESULTS / piece}.json"),
+        *("--case-seconds", "1", "--method-seconds", str(LONGEST), "--benchmark-columns=min"),
+        *("-k", f"not gradient_and and {case} and ({' or '.join(methods)})"),
     ]
     if subprocess.run(command, cwd=ROOT).returncode:
-        # Too slow at a size, or wrong: what was measured before it is drawn all the same.
-        print(f"{name} has cases that failed: see above", file=sys.stderr)
+        # Too slow at this size, which the table says, or wrong.
+        print(f"{piece} has cases that failed: see above", file=sys.stderr)
 
 
 def lines(data: Any) -> dict[tuple[str, str], list[Row]]:
     """Rows by family and method, from the lowest resolution up."""
     found: dict[tuple[str, str], list[Row]] = {}
     for name, cases in by_family(data).items():
-        for row in (row for rows in cases.values() for row in rows):
-            if row.seconds is not None and row.kind != "unit":
+        for row in (row for case, rows in cases.items() if CASE.fullmatch(case) for row in rows):
+            if row.seconds is not None and row.method in drawn(name):
                 found.setdefault((name, row.method), []).append(row)
     for rows in found.values():
         rows.sort(key=lambda row: row.size["resolution"])
@@ -88,18 +117,28 @@ def slope(rows: Sequence[Row], value: str) -> float | None:
     return sum((a - x) * (b - y) for a, b in points) / sum((a - x) ** 2 for a, _ in points)
 
 
-def table(found: dict[tuple[str, str], list[Row]]) -> list[str]:
+def reasons(data: Any) -> dict[tuple[str, str], dict[int, str]]:
+    """Why a method was not timed, by family and method, at each resolution."""
+    found: dict[tuple[str, str], dict[int, str]] = {}
+    for entry in data["refused"]:
+        if case := CASE.fullmatch(entry["case"]):
+            why = entry["reason"].partition(":")[0]
+            found.setdefault((entry["family"], entry["method"]), {})[int(case[1])] = why
+    return found
+
+
+def table(
+    found: dict[tuple[str, str], list[Row]], refused: dict[tuple[str, str], dict[int, str]]
+) -> list[str]:
     """A line for each family and method."""
     rows = [["quantity", "method", *(f"{r}²" for r in RESOLUTIONS), "slope of time", "of memory"]]
     for (name, method), values in found.items():
-        at = {row.size["resolution"]: row for row in values}
-        cells = [
-            f"{duration(at[r].seconds)}, {memory(at[r].peak)}" if r in at else ""
-            for r in RESOLUTIONS
-        ]
+        cells = dict.fromkeys(RESOLUTIONS, "not tried") | refused.get((name, method), {})
+        for row in values:
+            cells[row.size["resolution"]] = f"{duration(row.seconds)}, {memory(row.peak)}"
         slopes = (slope(values, "seconds"), slope(values, "peak"))
         words = ["" if value is None else f"{value:.2f}" for value in slopes]
-        rows.append([FAMILIES[name][0], method, *cells, *words])
+        rows.append([FAMILIES[name][0], method, *(cells[r] for r in RESOLUTIONS), *words])
     return render(rows)
 
 
@@ -143,18 +182,24 @@ def draw(found: dict[tuple[str, str], list[Row]], path: Path) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("families", nargs="*", choices=[*FAMILIES, []], help="only these")
+    parser.add_argument("pieces", nargs="*", choices=[*FAMILIES, *PIECES, []], help="only these")
     parser.add_argument("--out", type=Path, required=True, help="folder for picture and table")
-    parser.add_argument("--draw", action="store_true", help="draw what was measured before")
+    parser.add_argument(
+        "--draw", type=Path, nargs="*", metavar="FILE", help="draw what was measured before, there"
+    )
     arguments = parser.parse_args(argv)
-    for name in () if arguments.draw else arguments.families or FAMILIES:
-        run(name)
-    files = [RESULTS / f"{name}.json" for name in FAMILIES]
-    found = lines(merged([json.loads(path.read_text()) for path in files if path.exists()]))
+    files: list[Path] = arguments.draw or [RESULTS / f"{piece}.json" for piece in PIECES]
+    if arguments.draw is None:
+        for piece in [piece for word in arguments.pieces for piece in named(word)] or [
+            path.stem for path in files if not path.exists()
+        ]:
+            run(piece)
+    data = merged([json.loads(path.read_text()) for path in files if path.exists()])
+    text = "\n".join(table(lines(data), reasons(data)))
+    about = "\n".join(machine(data["machine_info"]))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    draw(found, arguments.out / "scaling.png")
-    text = "\n".join(table(found))
-    (arguments.out / "scaling.md").write_text(f"# Time and memory against resolution\n\n{text}\n")
+    draw(lines(data), arguments.out / "scaling.png")
+    (arguments.out / "scaling.md").write_text(TITLE + f"{text}\n\n{about}\n")
     print(text)
 
 

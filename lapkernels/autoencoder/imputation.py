@@ -18,13 +18,15 @@ def impute(
     *,
     modes: int = 5,
     refinements: int = 5,
+    keep: bool = True,
 ) -> Tensor:
     """Images [modes, N, *shape] whose missing pixels are filled in, in two stages.
 
     Missing pixels start as uniform noise. ``modes`` drawn autoencoders reconstruct the image: they
     may disagree on what it shows. Each of the results, with the observed pixels put back, is
     reconstructed by ``refinements`` more, which mostly agree, and whose mean is sharper than one of
-    them (Miani et al., 2022, A.3). ``observed`` is a mask that broadcasts to x [N, *shape].
+    them (Miani et al., 2022, A.3). ``observed`` is a mask that broadcasts to x [N, *shape]. With
+    ``keep`` the results have the observed pixels; without, all of their pixels are reconstructed.
     """
     if modes < 1 or refinements < 1:
         raise ValueError(f"modes={modes} and refinements={refinements}: one each at least")
@@ -35,7 +37,8 @@ def impute(
     first = model.expected(_exactly(model, torch.where(observed, x, noise), modes))
     mixed = torch.where(observed, x, first)
     again = model.expected(_exactly(model, mixed.flatten(0, 1), refinements)).mean(0)
-    return torch.where(observed, x, again.unflatten(0, mixed.shape[:2]))
+    again = again.unflatten(0, mixed.shape[:2])
+    return torch.where(observed, x, again) if keep else again
 
 
 def generate(

@@ -145,6 +145,19 @@ def test_draws_are_those_of_a_loop(networks: Callable[[], Any]) -> None:
         assert torch.allclose(found.latent[s], functional_call(ae.encoder, encoder, (x,)))
 
 
+def test_images_of_any_size_and_channels() -> None:
+    torch.manual_seed(0)
+    encoder = nn.Sequential(nn.Conv2d(3, 2, 3, stride=2), nn.Tanh(), nn.Flatten(), nn.Linear(16, 2))
+    decoder = nn.Sequential(nn.Linear(2, 3 * 9 * 6), nn.Unflatten(1, (3, 9, 6)))
+    x = torch.rand(4, 3, 9, 6)
+    ae = lk.LaplacianAutoencoder(encoder, decoder, initial_precision=50.0)
+    ae.step(x)
+    found, linear = ae.reconstruct(x, 3), ae.reconstruct_linearised(x)
+    for moments in (found, linear):
+        assert moments.mean.shape == moments.variance.shape == x.shape
+        assert float(moments.variance.min()) > 0
+
+
 def test_drawn_weights_have_the_posterior_moments() -> None:
     ae = autoencoder(prior=2.0, data_size=10)
     ae.precision["encoder.0.weight"].copy_(torch.arange(1.0, 25.0).view(4, 6))

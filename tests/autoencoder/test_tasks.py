@@ -87,8 +87,12 @@ def test_imputation_in_two_stages_keeps_what_is_observed() -> None:
     found = impute(ae, x, observed, modes=2, refinements=3)
     assert found.shape == (2, *x.shape)
     assert torch.equal(found[:, :, :, 4:], x[:, :, 4:].expand(2, -1, -1, -1, -1))
-    # Halved in each of the two stages.
+    # Halved in each of the two stages; observed pixels in the second alone.
     assert torch.allclose(found[0, :, :, :4], noise[:, :, :4] / 4)
+    ae.generator.manual_seed(0)
+    again = impute(ae, x, observed, modes=2, refinements=3, keep=False)
+    assert torch.allclose(again[1, :, :, :4], noise[:, :, :4] / 4)
+    assert torch.allclose(again[1, :, :, 4:], x[:, :, 4:] / 2)
 
 
 def test_imputation_explores_in_the_first_stage_and_averages_in_the_second() -> None:

@@ -176,6 +176,29 @@ def test_early_stopping_and_plateau() -> None:
     assert [epoch.rate for epoch in ae.history[6:]] == [1e-3, 1e-3, 5e-4, 5e-4]
 
 
+def test_schedule_of_the_caller_goes_on_with_the_training(tmp_path: Path) -> None:
+    def fit(epochs: int, path: Path | None) -> Any:
+        ae = lk.LaplacianAutoencoder(*dense_networks())
+        return ae.fit(
+            [vectors()], epochs, checkpoint=path,
+            schedule=lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.1),
+        )  # fmt: skip
+
+    checkpoint = tmp_path / "training.safetensors"
+    fit(3, checkpoint)
+    ae = fit(5, checkpoint)
+    assert [epoch.rate for epoch in ae.history] == pytest.approx([1e-3, 1e-3, 1e-4, 1e-4, 1e-5])
+    same(ae, fit(5, None))
+
+
+def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    ae = lk.LaplacianAutoencoder(*dense_networks())
+    ae.fit([vectors(), vectors()], 1)
+    assert capsys.readouterr().err == ""
+    ae.fit([vectors(), vectors()], 1, progress=True)
+    assert "2/2" in capsys.readouterr().err
+
+
 def test_training_learns() -> None:
     x = images(40, torch.float32).flatten(1)[:, :6]
     ae = lk.LaplacianAutoencoder(
