@@ -19,7 +19,7 @@ import math
 import re
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,39 +57,59 @@ def drawn(name: str) -> list[str]:
     return [word for word in ("lapkernels", FAMILIES[name][2]) if word] if name in FAMILIES else []
 
 
-def named(word: str) -> list[str]:
-    """The pieces of a family, or the one of that name."""
-    return [piece for piece in PIECES if word in (piece, piece.rpartition("-")[0])]
+def sizes(word: str) -> tuple[str, list[int]]:
+    """A family with all its sizes, or with the one of a piece."""
+    if word in FAMILIES:
+        return word, list(RESOLUTIONS)
+    name, _, resolution = word.rpartition("-")
+    return name, [int(resolution)]
+
+
+def known(name: str, resolution: int) -> dict[str, Any]:
+    """What a piece has left, or nothing."""
+    path = RESULTS / f"{name}-{resolution}.json"
+    return json.loads(path.read_text()) if path.exists() else {"refused": []}
 
 
 def candidates(name: str, resolution: int) -> list[str]:
-    """Methods that no smaller size has refused."""
-    methods = drawn(name)
-    for smaller in RESOLUTIONS[: RESOLUTIONS.index(resolution)]:
-        path = RESULTS / f"{name}-{smaller}.json"
-        if path.exists():
-            refused = {entry["method"] for entry in json.loads(path.read_text())["refused"]}
-            methods = [method for method in methods if method not in refused]
-    return methods
+    """Methods that neither this size nor a smaller one has refused."""
+    tried = RESOLUTIONS[: RESOLUTIONS.index(resolution) + 1]
+    refused = {entry["method"] for size in tried for entry in known(name, size)["refused"]}
+    return [method for method in drawn(name) if method not in refused]
 
 
-def run(piece: str) -> None:
-    """Measure one family at one size."""
-    name, _, resolution = piece.rpartition("-")
-    methods = candidates(name, int(resolution))
-    if not methods:
+def run(name: str, resolutions: Sequence[int]) -> None:
+    """Measure a family at some sizes, in one process."""
+    cases = {r: f"{name}-conv5-r{r}-n1-" for r in resolutions}
+    words = [f"{case}{method}" for r, case in cases.items() for method in candidates(name, r)]
+    if not words:
         return
     RESULTS.mkdir(parents=True, exist_ok=True)
-    case = f"{name}-conv5-r{resolution}-n1-"
+    part = RESULTS / f"{name}.part"
     command = [
         *(sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-only"),
-        *("-p", "no:cacheprovider", f"--benchmark-json={RESULTS / piece}.json"),
+        *("-p", "no:cacheprovider", f"--benchmark-json={part}"),
         *("--case-seconds", "1", "--method-seconds", str(LONGEST), "--benchmark-columns=min"),
-        *("-k", f"not gradient_and and {case} and ({' or '.join(methods)})"),
+        *("-k", f"not gradient_and and ({' or '.join(words)})"),
     ]
     if subprocess.run(command, cwd=ROOT).returncode:
         # Too slow at this size, which the table says, or wrong.
-        print(f"{piece} has cases that failed: see above", file=sys.stderr)
+        print(f"{name} has cases that failed: see above", file=sys.stderr)
+    if part.exists():
+        split(json.loads(part.read_text()), name, resolutions)
+        part.unlink()
+
+
+def split(data: Mapping[str, Any], name: str, resolutions: Sequence[int]) -> None:
+    """Write a run's cases to their pieces, which keep what they had refused before."""
+    for resolution in resolutions:
+        case = f"conv5-r{resolution}-n1"
+        timed = [entry for entry in data["benchmarks"] if entry["extra_info"]["case"] == case]
+        refused = [entry for entry in data["refused"] if entry["case"] == case]
+        refused += known(name, resolution)["refused"]
+        if timed or refused:
+            text = json.dumps({**data, "benchmarks": timed, "refused": refused})
+            (RESULTS / f"{name}-{resolution}.json").write_text(text)
 
 
 def lines(data: Any) -> dict[tuple[str, str], list[Row]]:
@@ -190,10 +210,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     files: list[Path] = arguments.draw or [RESULTS / f"{piece}.json" for piece in PIECES]
     if arguments.draw is None:
-        for piece in [piece for word in arguments.pieces for piece in named(word)] or [
-            path.stem for path in files if not path.exists()
-        ]:
-            run(piece)
+        missing = [path.stem for path in files if not path.exists()]
+        wanted: dict[str, list[int]] = {}
+        for word in arguments.pieces or missing:
+            name, resolutions = sizes(word)
+            wanted.setdefault(name, []).extend(resolutions)
+        for name, resolutions in wanted.items():
+            run(name, resolutions)
     data = merged([json.loads(path.read_text()) for path in files if path.exists()])
     text = "\n".join(table(lines(data), reasons(data)))
     about = "\n".join(machine(data["machine_info"]))

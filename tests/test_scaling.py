@@ -51,8 +51,32 @@ def test_families_of_the_picture_exist() -> None:
 
 
 def test_draws_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "diag_approx.json").write_text(json.dumps(run_of(1.0)))
     monkeypatch.setattr(scaling, "RESULTS", tmp_path)
+    scaling.split(run_of(1.0), "diag_approx", scaling.RESOLUTIONS)
+    for given in ([], [tmp_path / "whole.json"]):
+        for path in given:
+            path.write_text(json.dumps(run_of(1.0)))
+        scaling.main(["--out", str(tmp_path / "out"), "--draw", *map(str, given)])
+        assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
+        assert "| 1.00 |" in (tmp_path / "out" / "scaling.md").read_text()
+
+
+def test_what_was_refused_is_in_the_table_and_not_tried_at_larger_sizes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaling, "RESULTS", tmp_path)
+    why = {"family": "diag_exact", "case": "conv5-r64-n1", "method": "BackPACK"}
+    timed = [entry("diag_exact", method, 32, 1.0, 10**6) for method in ("lapkernels", "BackPACK")]
+    first = {"benchmarks": timed, "refused": [{**why, "reason": "too slow: a call"}]}
+    scaling.split({**first, "machine_info": {}}, "diag_exact", [32, 64])
+    assert scaling.candidates("diag_exact", 32) == ["lapkernels", "BackPACK"]
+    assert scaling.candidates("diag_exact", 64) == ["lapkernels"]
+    assert scaling.candidates("diag_exact", 256) == ["lapkernels"]
+    # A piece that is measured anew keeps the reason.
+    again = [entry("diag_exact", "lapkernels", 64, 4.0, 10**6)]
+    run = {"benchmarks": again, "refused": [], "machine_info": {}}
+    scaling.split(run, "diag_exact", [64])
     scaling.main(["--out", str(tmp_path / "out"), "--draw"])
-    assert (tmp_path / "out" / "scaling.png").read_bytes().startswith(b"\x89PNG")
-    assert "| 1.00 |" in (tmp_path / "out" / "scaling.md").read_text()
+    text = (tmp_path / "out" / "scaling.md").read_text()
+    assert "| BackPACK | 1 s, 1.0 MB | too slow | not tried | not tried | not tried |" in text
+    assert "| lapkernels | 1 s, 1.0 MB | 4 s, 1.0 MB | not tried |" in text
