@@ -38,18 +38,18 @@ FAMILIES = {
     "diag_mixed": ("mixed diagonal", "#2ca02c", ""),
     "diag_approx": ("approximate diagonal", "#d62728", "StochMan"),
 }
-TITLE = """# Time and memory against resolution
+# Seconds that a call may take.
+LONGEST = 20
+TITLE = f"""# Time and memory against resolution
 
 One image through the five convolutions of the paper's Figure 7: least time of a call, and peak of
-the memory that it needs beside its arguments and results. "Too slow" is more than 30 s a call; what
-is too slow at a size is not tried at larger ones. Slopes are against the number of pixels, on
-logarithmic axes, over all sizes that were measured.
+the memory that it needs beside its arguments and results. "Too slow" is more than {LONGEST} s a
+call; what is too slow at a size is not tried at larger ones. Slopes are against the number of
+pixels, on logarithmic axes, over all sizes that were measured.
 
 """
 PIECES = [f"{name}-{resolution}" for name in FAMILIES for resolution in RESOLUTIONS]
 CASE = re.compile(r"conv5-r(\d+)-n1")
-# A call may take this long.
-LONGEST = 30
 
 
 def drawn(name: str) -> list[str]:
@@ -89,7 +89,7 @@ def run(name: str, resolutions: Sequence[int]) -> None:
     command = [
         *(sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-only"),
         *("-p", "no:cacheprovider", f"--benchmark-json={part}"),
-        *("--case-seconds", "1", "--method-seconds", str(LONGEST), "--benchmark-columns=min"),
+        *("--case-seconds", "0.5", "--method-seconds", str(LONGEST), "--benchmark-columns=min"),
         *("-k", f"not gradient_and and ({' or '.join(words)})"),
     ]
     if subprocess.run(command, cwd=ROOT).returncode:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from lapkernels.autoencoder import generate, impute
 from lapkernels.laplace import calibration
 
-KINDS = ("VAE", "MC-AE", "AE ensemble", "LAE (post-hoc)", "LAE (online)")
+KINDS = ("LAE (online)", "LAE (post-hoc)", "VAE", "MC-AE", "AE ensemble")
 MODES = 5
 
 
@@ -64,8 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = report.options(__doc__ or "", arguments)
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 2000, 500)
-        recipe = models.dense(2 if chosen.quick else 12, method="approx", **models.ONLINE)
+        images = load(chosen.data, 300 if chosen.quick else 3000, 1000)
+        recipe = models.dense(
+            2 if chosen.quick else 10, method="approx", **models.settled(len(images.x))
+        )
         judge = classifier(images, 3 if chosen.quick else 10)
         x, y = images.new_x, images.new_y
         observed = torch.zeros(1, images.side, images.side, dtype=torch.bool)
@@ -82,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 model = models.KINDS[kind](recipe, images, seed)
                 filled = impute(model, x, observed, modes=MODES, keep=False)
                 found.append(scores(judge, filled, x, y, observed))
+                print(kind, seed, [round(value, 3) for value in found[-1]], flush=True)
                 if seed == 0:
                     draw(row, kind, x[0], observed, filled[:, 0], generate(model, x.shape[1:], 5))
             rows.append(

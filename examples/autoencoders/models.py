@@ -22,23 +22,37 @@ from lapkernels.autoencoder import (
     with_dropout,
 )
 
-# Variance of a pixel around its reconstruction, the same for all but those that learn it.
 NOISE = 0.05
+# Of the variational autoencoders, the paper's; with 1 they ignored the images.
+KL_SCALE = 1e-3
 # The paper's rule, from a precision at which the first draws do not drown the signal.
 ONLINE: dict[str, Any] = {"update": "online", "memory": 1e-3, "initial_precision": 100.0}
+
+
+def settled(data_size: int) -> dict[str, Any]:
+    """Settings under which the precision settles at the curvature of all data and a prior of 1."""
+    return {
+        "update": "natural_gradient",
+        "memory": 0.1,
+        "data_size": data_size,
+        "prior": 1.0,
+        "initial_precision": float(data_size),
+    }
 
 
 @dataclass(frozen=True)
 class Recipe:
     """Networks and how long to train them.
 
-    ``online`` are settings of the online Laplacian autoencoder.
+    ``online`` are settings of the online Laplacian autoencoder, ``noise`` the variance of a pixel
+    around its reconstruction, the same for all but those that learn it.
     """
 
     encoder: Callable[[int, int], nn.Sequential]
     decoder: Callable[[int], nn.Sequential]
     epochs: int
     online: dict[str, Any]
+    noise: float = NOISE
 
 
 def dense(epochs: int, **online: Any) -> Recipe:
@@ -58,6 +72,17 @@ def conv(epochs: int, **online: Any) -> Recipe:
     )
 
 
+def whitened(images: Images, epochs: int, **online: Any) -> Recipe:
+    """An encoder of linear layers that sees 100 principal components, and a small decoder."""
+    first = networks.whitening(images.x, 100)
+    return Recipe(
+        lambda side, latent: networks.whitened(first, latent),
+        networks.small_decoder,
+        epochs,
+        online,
+    )
+
+
 def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     """The optimiser of all examples."""
     return torch.optim.Adam(parameters, 2e-3)
@@ -68,7 +93,7 @@ def plain(recipe: Recipe, images: Images, seed: int) -> PlainAutoencoder:
     torch.manual_seed(seed)
     made = PlainAutoencoder(
         recipe.encoder(images.side, 2), recipe.decoder(images.side),
-        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed,
+        likelihood=lk.likelihoods.Gaussian(recipe.noise), optimizer=adam, seed=seed,
     )  # fmt: skip
     return made.fit(images.loader(), recipe.epochs)
 
@@ -90,8 +115,9 @@ def variational(recipe: Recipe, images: Images, seed: int) -> StochasticAutoenco
     encoder = side_by_side(recipe.encoder(images.side, 2), recipe.encoder(images.side, 2))
     decoder = side_by_side(recipe.decoder(images.side), recipe.decoder(images.side))
     made = VariationalAutoencoder(
-        encoder, decoder, likelihood="heteroscedastic", optimizer=adam, seed=seed
-    )
+        encoder, decoder, kl_scale=KL_SCALE,
+        likelihood="heteroscedastic", optimizer=adam, seed=seed,
+    )  # fmt: skip
     return made.fit(images.loader(), recipe.epochs)
 
 
@@ -100,7 +126,7 @@ def dropout(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
     torch.manual_seed(seed)
     made = DropoutAutoencoder(
         with_dropout(recipe.encoder(images.side, 2)), with_dropout(recipe.decoder(images.side)),
-        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed,
+        likelihood=lk.likelihoods.Gaussian(recipe.noise), optimizer=adam, seed=seed,
     )  # fmt: skip
     return made.fit(images.loader(), recipe.epochs)
 
@@ -126,7 +152,8 @@ def online(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencoder
     torch.manual_seed(seed)
     made = lk.LaplacianAutoencoder(
         recipe.encoder(images.side, 2), recipe.decoder(images.side),
-        likelihood=lk.likelihoods.Gaussian(NOISE), optimizer=adam, seed=seed, **recipe.online,
+        likelihood=lk.likelihoods.Gaussian(recipe.noise), optimizer=adam, seed=seed,
+        **recipe.online,
     )  # fmt: skip
     return made.fit(images.loader(), recipe.epochs)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 
 def dense(side: int, widths: tuple[int, ...] = (128, 64), latent: int = 2) -> nn.Sequential:
@@ -39,6 +40,34 @@ def conv_decoder(side: int, latent: int = 2, channels: tuple[int, int] = (8, 12)
         nn.Unflatten(1, (second, side // 4, side // 4)),
         *(nn.Upsample(scale_factor=2), nn.Conv2d(second, first, 3, padding=1), nn.Tanh()),
         *(nn.Upsample(scale_factor=2), nn.Conv2d(first, 1, 3, padding=1)),
+    )
+
+
+def whitening(x: Tensor, features: int) -> nn.Linear:
+    """Principal components of images [N, ...], each of variance one; no trained weights."""
+    flat = x.flatten(1).double()
+    values, vectors = torch.linalg.eigh(flat.T.cov())
+    kept = values.flip(0)[:features]
+    kept = kept[kept > 1e-4 * kept[0]]
+    rows = (vectors.flip(1)[:, : len(kept)] / kept.sqrt()).T
+    layer = nn.Linear(flat.shape[1], len(kept)).requires_grad_(False)
+    layer.weight.copy_(rows)
+    layer.bias.copy_(-rows @ flat.mean(0))
+    return layer
+
+
+def whitened(first: nn.Linear, latent: int = 2, widths: tuple[int, ...] = (256,)) -> nn.Sequential:
+    """Linear layers from whitened images to latent variables."""
+    return nn.Sequential(nn.Flatten(), first, *_linear((first.out_features, *widths, latent)))
+
+
+def small_decoder(side: int, latent: int = 2) -> nn.Sequential:
+    """Two linear layers and two convolutions, with few weights."""
+    return nn.Sequential(
+        *(*_linear((latent, 16, side * side // 4)), nn.Tanh()),
+        nn.Unflatten(1, (4, side // 4, side // 4)),
+        *(nn.Upsample(scale_factor=2), nn.Conv2d(4, 8, 3, padding=1), nn.Tanh()),
+        *(nn.Upsample(scale_factor=2), nn.Conv2d(8, 1, 3, padding=1)),
     )
 
 
