@@ -23,7 +23,7 @@ from lapkernels.autoencoder import (
 )
 
 NOISE = 0.05
-# Of the variational autoencoders, the paper's; with 1 they ignored the images.
+# Of the variational autoencoders, the paper's.
 KL_SCALE = 1e-3
 # The paper's rule, from a precision at which the first draws do not drown the signal.
 ONLINE: dict[str, Any] = {"update": "online", "memory": 1e-3, "initial_precision": 100.0}
@@ -112,7 +112,10 @@ def learned_variance(recipe: Recipe, images: Images, seed: int) -> StochasticAut
 def variational(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
     """With two encoders and two decoders, for means and variances."""
     torch.manual_seed(seed)
-    encoder = side_by_side(recipe.encoder(images.side, 2), recipe.encoder(images.side, 2))
+    mean, log_variance = (recipe.encoder(images.side, 2) for _ in range(2))
+    # From a variance of 1 few steps do not learn to use the latent variables.
+    torch.nn.init.constant_(log_variance[-1].bias, -6.0)  # pyright: ignore[reportArgumentType]
+    encoder = side_by_side(mean, log_variance)
     decoder = side_by_side(recipe.decoder(images.side), recipe.decoder(images.side))
     made = VariationalAutoencoder(
         encoder, decoder, kl_scale=KL_SCALE,
