@@ -43,9 +43,9 @@ LONGEST = 20
 TITLE = f"""# Time and memory against resolution
 
 One image through the five convolutions of the paper's Figure 7: least time of a call, and peak of
-the memory that it needs beside its arguments and results. "Too slow" is more than {LONGEST} s a
-call; what is too slow at a size is not tried at larger ones. Slopes are against the number of
-pixels, on logarithmic axes, over all sizes that were measured.
+the memory that it needs beside its arguments and results. A call may take {LONGEST} s; what takes
+longer at a size is not tried at larger ones. Slopes are against the number of pixels, on
+logarithmic axes, over all sizes that were measured.
 
 """
 PIECES = [f"{name}-{resolution}" for name in FAMILIES for resolution in RESOLUTIONS]
@@ -142,7 +142,7 @@ def reasons(data: Any) -> dict[tuple[str, str], dict[int, str]]:
     found: dict[tuple[str, str], dict[int, str]] = {}
     for entry in data["refused"]:
         if case := CASE.fullmatch(entry["case"]):
-            why = entry["reason"].partition(":")[0]
+            why = entry["reason"].rpartition(": ")[2]
             found.setdefault((entry["family"], entry["method"]), {})[int(case[1])] = why
     return found
 

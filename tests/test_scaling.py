@@ -67,7 +67,7 @@ def test_what_was_refused_is_in_the_table_and_not_tried_at_larger_sizes(
     monkeypatch.setattr(scaling, "RESULTS", tmp_path)
     why = {"family": "diag_exact", "case": "conv5-r64-n1", "method": "BackPACK"}
     timed = [entry("diag_exact", method, 32, 1.0, 10**6) for method in ("lapkernels", "BackPACK")]
-    first = {"benchmarks": timed, "refused": [{**why, "reason": "too slow: a call"}]}
+    first = {"benchmarks": timed, "refused": [{**why, "reason": "too slow: a call takes long"}]}
     scaling.split({**first, "machine_info": {}}, "diag_exact", [32, 64])
     assert scaling.candidates("diag_exact", 32) == ["lapkernels", "BackPACK"]
     assert scaling.candidates("diag_exact", 64) == ["lapkernels"]
@@ -78,5 +78,7 @@ def test_what_was_refused_is_in_the_table_and_not_tried_at_larger_sizes(
     scaling.split(run, "diag_exact", [64])
     scaling.main(["--out", str(tmp_path / "out"), "--draw"])
     text = (tmp_path / "out" / "scaling.md").read_text()
-    assert "| BackPACK | 1 s, 1.0 MB | too slow | not tried | not tried | not tried |" in text
+    assert (
+        "| BackPACK | 1 s, 1.0 MB | a call takes long | not tried | not tried | not tried |" in text
+    )
     assert "| lapkernels | 1 s, 1.0 MB | 4 s, 1.0 MB | not tried |" in text
