@@ -71,13 +71,12 @@ bench: venv
 	$(BIN)/python -m pytest benchmarks -q --benchmark-only --device $(DEVICE) \
 		--benchmark-json=benchmarks/results/latest.json $(ARGS)
 	$(BIN)/python -m benchmarks.report benchmarks/results/latest.json
-	$(BIN)/python -m benchmarks.scaling --out benchmarks/results --draw benchmarks/results/latest.json
 
 # Whole networks, ours and other packages in one table, piece by piece.
 bench-networks: venv
 	$(BIN)/python -m benchmarks.pieces $(ARGS)
 
-# Time and memory against resolution, the picture of the README, piece by piece.
+# Time and memory against resolution, the picture of the README.
 bench-scaling: venv
 	$(BIN)/python -m benchmarks.scaling --out docs/measured $(ARGS)
 
