@@ -47,6 +47,21 @@ inline Context context() {
 #else
 constexpr bool kSmall = false;
 
+// A program has the kernels of one SIMD level.
+namespace FUZZ_LEVEL {
+const Kernels<float>& float_table();
+const Kernels<double>& double_table();
+}  // namespace FUZZ_LEVEL
+
+template <>
+inline const Kernels<float>& kernels<float>() {
+  return FUZZ_LEVEL::float_table();
+}
+template <>
+inline const Kernels<double>& kernels<double>() {
+  return FUZZ_LEVEL::double_table();
+}
+
 inline void run_threads(int64_t tasks, const Body& body) {
   std::vector<std::thread> threads;
   for (int64_t id = 0; id < thread_count; ++id)
