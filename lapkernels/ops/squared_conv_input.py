@@ -32,9 +32,9 @@ from lapkernels.ops.geometry import (
     spatial_size,
 )
 from lapkernels.ops.squared_derivative import (
+    SQUARED_DERIVATIVE,
     check_activation,
     derivative_squared,
-    squared_derivative,
 )
 
 
@@ -163,20 +163,19 @@ def _library(
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    elif _library_is_faster(weight.shape[0] // groups, weight.shape[1], prod(input_size)):
+    elif _library_is_faster(weight.shape[0] // groups, *weight.shape[1:]):
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = _reference(m, weight, *taps, None, "identity", 0.0)
     else:
         return None
-    if z is None:
-        return value
-    return squared_derivative(value, z, activation, slope, out=value, decay=0.0)
+    if z is not None:
+        SQUARED_DERIVATIVE.run_into([value, z], (value, z, activation, slope), value, 0.0, 1.0)
+    return value
 
 
-def _library_is_faster(rows: int, columns: int, positions: int) -> bool:
+def _library_is_faster(rows: int, columns: int, *kernel_size: int) -> bool:
     """Where torch's convolution comes near the machine's peak: measured, not derived."""
-    many = 1024 if positions >= 512 else 400
-    return min(rows, columns) > 8 and rows * columns >= many
+    return min(rows, columns) > 8 and rows * columns * prod(kernel_size) >= 16384
 
 
 def _shape(

@@ -60,16 +60,17 @@ def _reference(
     groups: int,
     square_small: bool,
 ) -> Tensor:
+    shape = weight_shape(small, large, kernel_size, groups)
+    if 0 in (*small.shape, *large.shape):
+        return small.new_zeros(shape)
     small, large = small[0], large[0]
     small, large = (small.square(), large) if square_small else (small, large.square())
-    weight = small.new_zeros(small.shape[1], large.shape[1] // groups, *kernel_size)
-    if 0 in (*small.shape, *large.shape):
-        return weight
     taps = (kernel_size, stride, padding, dilation)
     entry, symmetric = library_input(large, small.shape[2:], *taps)
     mask = [False, True, False]
-    shape = (stride, symmetric, dilation, False, [0] * len(kernel_size), groups, mask)
-    return torch.ops.aten.convolution_backward(small, entry, weight, None, *shape)[1]
+    options = (stride, symmetric, dilation, False, [0] * len(kernel_size), groups, mask)
+    weight = small.new_empty(shape)
+    return torch.ops.aten.convolution_backward(small, entry, weight, None, *options)[1]
 
 
 def _library(

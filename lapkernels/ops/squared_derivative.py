@@ -47,7 +47,7 @@ def squared_derivative(
     check_activation(activation)
     check_same("m", m, z=z)
     check_shape("z", z, m.shape)
-    return _op(m, z, activation, slope, out=out, decay=decay, scale=scale)
+    return SQUARED_DERIVATIVE(m, z, activation, slope, out=out, decay=decay, scale=scale)
 
 
 def check_activation(activation: str) -> None:
@@ -69,7 +69,7 @@ def _shape(m: Tensor, *rest: object) -> Sequence[int]:
     return m.shape
 
 
-_op = register(
+SQUARED_DERIVATIVE = register(
     "squared_derivative",
     "Tensor m, Tensor z, str activation, float slope",
     reference=_reference,
