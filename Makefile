@@ -39,7 +39,7 @@ demo: venv
 
 # Those marked slow, of minutes, are for `make test-slow`.
 test: venv
-	$(BIN)/python -m pytest -n 2 -q -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" $(ARGS)
 
 test-slow: venv
 	$(BIN)/python -m pytest -n 2 -q -m slow $(ARGS)
@@ -71,12 +71,13 @@ bench: venv
 	$(BIN)/python -m pytest benchmarks -q --benchmark-only --device $(DEVICE) \
 		--benchmark-json=benchmarks/results/latest.json $(ARGS)
 	$(BIN)/python -m benchmarks.report benchmarks/results/latest.json
+	$(BIN)/python -m benchmarks.scaling --out benchmarks/results --draw benchmarks/results/latest.json
 
 # Whole networks, ours and other packages in one table, piece by piece.
 bench-networks: venv
 	$(BIN)/python -m benchmarks.pieces $(ARGS)
 
-# Time and memory against resolution, the picture of the README.
+# Time and memory against resolution, the picture of the README, piece by piece.
 bench-scaling: venv
 	$(BIN)/python -m benchmarks.scaling --out docs/measured $(ARGS)
 
