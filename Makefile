@@ -15,7 +15,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers cuda-report clean venv
+.PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers cuda-report triton-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(LIBRARY)
@@ -84,6 +84,10 @@ bench-scaling: venv
 # Registers, occupancy and roofline of the CUDA kernels; needs nvcc, and no GPU.
 cuda-report: venv
 	$(BIN)/python -m benchmarks.cuda.report
+
+# The same of the Triton kernels; needs triton, and no GPU.
+triton-report: venv
+	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.triton.sheet --write
 
 # Other packages to compare with. None may touch torch, so their requirements are left out.
 bench-peers: venv

@@ -24,7 +24,7 @@ def write(kernels: Sequence[Kernel]) -> None:
     tables = {
         "USE": use_table(kernels),
         "ROOFLINE": roofline_table(),
-        "VERSION": [_version()],
+        "VERSION": [compiler_version()],
     }
     for name, lines in tables.items():
         text = text.replace(f"<!-- {name} -->", "\n".join(lines))
@@ -65,7 +65,8 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def _version() -> str:
+def compiler_version() -> str:
+    """As nvcc says it."""
     compiler = nvcc()
     assert compiler is not None, "there is no nvcc"
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True).stdout

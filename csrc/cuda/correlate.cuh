@@ -160,21 +160,21 @@ __device__ void correlate(Tile<Stored, Shape>& tile, Memory<Stored, Shape>& memo
     freight_b.store(b, memory.steps.b[buffer]);
   };
 
+  // Step -1 only fills the first buffer; written out before the loop it would double the loads.
   place_step(0);
   __syncthreads();
-  fetch(0);
-  if (steps > 1) place_step(1);
-  store(0);
-  __syncthreads();
   int64_t chunk = 0;
-  for (int64_t step = 0; step < steps; ++step) {
+#pragma unroll 1
+  for (int64_t step = -1; step < steps; ++step) {
     const int now = step & 1;
     if (step + 1 < steps) fetch(now ^ 1);
     if (step + 2 < steps) place_step(now);
-    tile.multiply(memory.steps.a[now], memory.steps.b[now]);
-    if (++chunk == chunks) {
-      chunk = 0;
-      after_run();
+    if (step >= 0) {
+      tile.multiply(memory.steps.a[now], memory.steps.b[now]);
+      if (++chunk == chunks) {
+        chunk = 0;
+        after_run();
+      }
     }
     if (step + 1 < steps) store(now ^ 1);
     __syncthreads();

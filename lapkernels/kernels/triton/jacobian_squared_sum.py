@@ -80,11 +80,12 @@ def _fits(arguments: Mapping[str, Any], tile: Mapping[str, int]) -> bool:
     return tile["ROWS"] <= rows and tile["COLUMNS"] <= columns
 
 
-def _tile(rows: int, columns: int, positions: int, warps: int, stages: int) -> Tile:
-    return Tile({"ROWS": rows, "COLUMNS": columns, "POSITIONS": positions}, warps, stages)
+def _tile(rows: int, columns: int, positions: int, registers: int | None = None) -> Tile:
+    constants = {"ROWS": rows, "COLUMNS": columns, "POSITIONS": positions}
+    return Tile(constants, warps=8, stages=2, registers=registers)
 
 
-_TILES = (_tile(64, 64, 16, 8, 2), _tile(32, 64, 16, 8, 2), _tile(32, 32, 16, 8, 2))
+_TILES = (_tile(64, 64, 16), _tile(32, 32, 16, registers=255))
 
 SQUARED_SUM = Kernel(
     squared_sum_kernel,

@@ -115,15 +115,16 @@ def _fits(arguments: Mapping[str, Any], constants: Mapping[str, int]) -> bool:
     return constants["ROWS"] <= max(4, triton.next_power_of_2(arguments["row_count"]))
 
 
-def _tile(rows: int, columns: int, summands: int, warps: int, stages: int) -> Tile:
-    return Tile({"ROWS": rows, "COLUMNS": columns, "SUMMANDS": summands}, warps, stages)
+def _tile(rows: int, columns: int, registers: int | None = None) -> Tile:
+    constants = {"ROWS": rows, "COLUMNS": columns, "SUMMANDS": 16}
+    return Tile(constants, warps=4, stages=2, registers=registers)
 
 
 _TILES = (
-    _tile(64, 64, 16, 4, 2),
-    _tile(32, 64, 16, 4, 2),
-    _tile(16, 128, 16, 8, 2),
-    _tile(4, 128, 16, 4, 2),
+    _tile(64, 64),
+    _tile(32, 64),
+    _tile(16, 64, registers=255),
+    _tile(4, 128),
 )
 
 SQUARED_CONV_INPUT = Kernel(

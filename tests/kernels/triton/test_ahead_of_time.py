@@ -29,7 +29,8 @@ ALL = [
 ]
 
 
-def compiled(*arguments: str) -> list[dict[str, object]]:
+def printed(*arguments: str) -> str:
+    """What the sheet prints."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.triton.sheet", *arguments],
@@ -40,9 +41,23 @@ def compiled(*arguments: str) -> list[dict[str, object]]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    rows = json.loads(done.stdout)
+    return done.stdout
+
+
+def compiled(*arguments: str) -> list[dict[str, object]]:
+    rows = json.loads(printed(*arguments))
     assert rows, "nothing was compiled"
     return rows
+
+
+def test_the_roofline_is_up_to_date_with_a_reason_for_what_is_below_70_percent() -> None:
+    page = (ROOT / "docs/triton_kernels.md").read_text()
+    table = printed()
+    assert table in page
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
+    low = {row[0].partition(",")[0] for row in rows if int(row[-1].rstrip("%")) < 70}
+    reasons = page.rpartition("Below 70 %")[2]
+    assert low and all(f"`{op}`" in reasons for op in low), low
 
 
 @pytest.mark.parametrize("instance", ONE_EACH)
