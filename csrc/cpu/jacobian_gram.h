@@ -3,13 +3,17 @@
 //
 // For one sample and one block of the weight, the block's values of all columns stand in cache side
 // by side, and their products are taken there. Parallel over samples; with few of them also over
-// fixed shares of the blocks, whose sums are added in order.
+// fixed shares of the blocks, whose sums are added in order. A single column is a squared dot.
 
 template <class T>
 void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                    Grid<const T> large, Grid<const T> variance, Taps taps) {
   const Correlation<T> p(small, large, taps);
   const int64_t columns = p.columns;
+  if (columns == 1) {
+    const Grid<T> var{out.data, {1, 1, 1, 1, p.samples, 1}, {0, 0, 0, 0, out.stride[3], 0}};
+    return jacobian_squared_dot(context, var, update, small, large, variance, taps);
+  }
   // All columns of a block stand in cache at once.
   const Partition part =
       partition(p, std::clamp<int64_t>(4 * kBlockValues / columns, 256, kBlockValues));

@@ -4,17 +4,19 @@
 // Parallel over samples and runs of columns; with few of them also over fixed shares of the
 // weight's blocks, whose sums are added in order.
 
-// A block of the contiguous weight [A, B / groups, k], laid out like the block's values.
+// A block of the contiguous weight [A, B / groups, k], laid out like the block's values. What lies
+// between them is not written.
 template <class T>
 void gather_weight(T* to, const T* weight, const Correlation<T>& p, const Block& block,
                    const Layout& layout) {
-  std::fill(to, to + layout.size(block.rows(), block.channels()), T(0));
-  for (int64_t r = 0; r < block.rows(); ++r, to += layout.row) {
-    const T* from =
-        weight + ((block.group * p.rows + block.a0 + r) * p.channels + block.b0) * p.kernel;
-    for (int64_t b = 0; b < block.channels(); ++b)
-      for (int64_t k = 0; k < p.kernel; ++k) to[b * layout.channel + k * layout.tap] = *from++;
-  }
+  const int64_t pitch = p.channels * p.kernel, width = block.channels() * p.kernel;
+  const T* from = weight + (block.group * p.rows + block.a0) * pitch + block.b0 * p.kernel;
+  if (layout.row == 1) return interleave(to, layout.tap, from, 1, pitch, block.rows(), width);
+  for (int64_t r = 0; r < block.rows(); ++r, to += layout.row, from += pitch)
+    if (layout.tap == 1)
+      std::copy(from, from + width, to);
+    else
+      interleave(to, layout.tap, from, 1, p.kernel, block.channels(), p.kernel);
 }
 
 // The whole weight, block after block in the blocks' own layout: gathered once for all samples.

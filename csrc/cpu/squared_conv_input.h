@@ -83,7 +83,7 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
                         Grid<const T> weight, Taps taps, bool transposed, Grid<const T> z,
                         Activation activation, double slope) {
   constexpr int kBlock = 4;
-  constexpr int64_t kPlaneBytes = 192 << 10;
+  constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>;
   const int64_t sources = m.size[2] / taps.groups, rows = out.size[2] / taps.groups;
   // Weight [A, B / groups, k]: the output is b of the group's a for a convolution, else a.
   const int64_t source_stride = transposed ? weight.stride[2] : weight.stride[1];
@@ -126,40 +126,44 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
         Scratch<T> arrays(sources * p.phases * p.plane + p.flat);
         fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
         const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-        const int64_t row_pitch = round_up(nx, kWidth<T>);
-        Scratch<T> line(kBlock * row_pitch);
+        // Short rows are taken several at a time, with what lies between them.
+        const int64_t together = std::clamp<int64_t>(kLine / p.lengths[2], 1, ny);
+        const int64_t pitch = round_up((together - 1) * p.lengths[2] + nx, kWidth<T>);
+        Scratch<T> line(kBlock * pitch);
         for (int64_t iz = 0; iz < nz; ++iz)
-          for (int64_t iy = 0; iy < ny; ++iy)
+          for (int64_t iy = 0; iy < ny; iy += together)
             for (int64_t r = 0; r < rows; r += kBlock) {
               const int64_t block = std::min<int64_t>(kBlock, rows - r);
+              const int64_t lines = std::min(together, ny - iy);
+              const int64_t count = (lines - 1) * p.lengths[2] + nx;
               const T* w = squares.data() + (g * rows + r) * terms;
               const T* b = arrays.data() + p.row(iz, iy);
               switch (block) {
                 case 4:
-                  axpy_row<T, 4>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  axpy_row<T, 4>(b, offsets.data(), terms, w, line.data(), pitch, count);
                   break;
                 case 3:
-                  axpy_row<T, 3>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  axpy_row<T, 3>(b, offsets.data(), terms, w, line.data(), pitch, count);
                   break;
                 case 2:
-                  axpy_row<T, 2>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  axpy_row<T, 2>(b, offsets.data(), terms, w, line.data(), pitch, count);
                   break;
                 default:
-                  axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), row_pitch, nx);
+                  axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), pitch, count);
               }
-              const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
-                                    (p.begin(1, slab) + iy) * steps[1] + at[1],
-                                    p.begin(2, slab) * steps[2] + at[2]};
-              for (int64_t i = 0; i < block; ++i) {
-                const int64_t channel = g * rows + r + i;
+              for (int64_t i = 0; i < block * lines; ++i) {
+                const int64_t channel = g * rows + r + i / lines, y = iy + i % lines;
+                const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
+                                      (p.begin(1, slab) + y) * steps[1] + at[1],
+                                      p.begin(2, slab) * steps[2] + at[2]};
                 auto locate = [&](const auto& grid) {
                   return grid.data + n * grid.stride[1] + channel * grid.stride[2] +
                          u[0] * grid.stride[3] + u[1] * grid.stride[4] + u[2] * grid.stride[5];
                 };
                 const T* slopes = kind == Activation::identity ? nullptr : locate(z);
-                write_row<T, kind>(locate(out), out.stride[5] * steps[2], update,
-                                   line.data() + i * row_pitch, slopes, z.stride[5] * steps[2], nx,
-                                   T(slope));
+                const T* value = line.data() + i / lines * pitch + i % lines * p.lengths[2];
+                write_row<T, kind>(locate(out), out.stride[5] * steps[2], update, value, slopes,
+                                   z.stride[5] * steps[2], nx, T(slope));
               }
             }
       });

@@ -4,11 +4,12 @@
 // The sums of tile_transform.h on tiles of 2 x 2 positions, with vectors along the tiles: neither
 // operand is turned, and a sum over tiles ends with the sum of a vector's lanes. Positions are held
 // at the points of the vertical axis only, [point][column of the tile][row][tile], and taken to a
-// horizontal point where they are used. Windows are [points^2][channel][tile].
+// horizontal point where they are used: a few rows of a slab, in the first-level cache. Windows are
+// [points^2][channel][tile], of all slabs if they fit the second-level cache.
 
 template <class T, int kTaps>
 class TileDots {
-  static constexpr int kTile = 2, kGroup = 4, kHeld = 8;  // rows in registers, and in cache
+  static constexpr int kTile = 2, kGroup = 4;  // rows at a time
   using Points = PointTransform<T, kTaps, kTile>;
   static constexpr int P = Points::points, kPlanes = P * P;
 
@@ -25,11 +26,11 @@ class TileDots {
 
   // Instructions for a block of one sample and column, of `reuse` that share their windows.
   static double cost(const Correlation<T>& p, int64_t rows, int64_t channels, double reuse) {
-    const double tiles =
-        double(ceil_div(p.small.size[4], kTile)) * ceil_div(p.small.size[5], kTile);
+    const double tiles = double(tiles_down(p)) * tiles_across(p);
     const double vectors = tiles / kWidth<T> + 1, lanes = round_up(rows, kGroup);
-    return lanes * channels * kPlanes * (1.2 * vectors + 5) + lanes * vectors * 8 * P +
-           channels * vectors * 10 * kPlanes / reuse +
+    const double slabs = ceil_div(tiles_down(p), slab_of(p));
+    return lanes * channels * kPlanes * (1.2 * vectors + 5 * slabs) + lanes * vectors * 6 * P +
+           channels * vectors * 10 * kPlanes / (slots(p, channels) == slabs ? reuse : 1) +
            ceil_div(rows, kWidth<T>) * channels * 10 * kPlanes;
   }
 
@@ -37,14 +38,14 @@ class TileDots {
       : problem_(p),
         channels_(channels),
         inner_(pitch(rows, channels)),
-        across_(ceil_div(p.small.size[5], kTile)),
-        down_(ceil_div(p.small.size[4], kTile)),
-        slab_(std::clamp<int64_t>(
-            kSlabBytes / ((2 * P * kHeld + kPlanes * channels) * across_ * sizeof(T)), 1, down_)),
+        across_(tiles_across(p)),
+        down_(tiles_down(p)),
+        slab_(slab_of(p)),
+        keys_(slots(p, channels), Key{-1, -1, -1, -1}),
         lines_(2 * line_length()),
-        windows_(channels * kPlanes * length()),
+        windows_(keys_.size() * channels * kPlanes * length()),
         input_((kTile * slab_ + kTaps - 1) * line_length()),
-        positions_(2 * P * kHeld * length()),
+        positions_(2 * P * kGroup * length()),
         products_(kPlanes * channels * inner_) {}
 
   // sink(at, g, turn): vectors of G of rows [a, a + rows) and channels [b, b + channels), at entry
@@ -54,18 +55,19 @@ class TileDots {
              Sink sink) {
     for (int64_t slab = 0; slab < slabs(); ++slab) {
       const int64_t first = slab * slab_, count = std::min(slab_, down_ - first);
-      const std::array<int64_t, 4> key{n, problem_.large.size[0] > 1 ? v : 0, b, slab};
-      if (std::exchange(key_, key) != key)
-        for (int64_t c = 0; c < channels; ++c) transform_windows(n, v, b + c, c, first, count);
+      const Key key{n, problem_.large.size[0] > 1 ? v : 0, b, slab};
+      const int64_t slot = slab % keys_.size();
+      T* windows = windows_.data() + slot * channels_ * kPlanes * length();
+      if (std::exchange(keys_[slot], key) != key)
+        for (int64_t c = 0; c < channels; ++c)
+          transform_windows(windows + c * length(), n, v, b + c, first, count);
       // Lanes of rows that are not there are zeros, like the weights they meet.
-      const int64_t padded = pitch(rows, channels);
-      for (int64_t r = 0; r < padded; r += kHeld) {
-        const int64_t held = std::min<int64_t>(kHeld, padded - r);
-        for (int64_t i = 0; i < held; ++i)
+      for (int64_t r = 0; r < pitch(rows, channels); r += kGroup) {
+        for (int64_t i = 0; i < kGroup; ++i)
           transform_positions(n, v, a + r + i, r + i < rows, i, first, count);
         int64_t c = 0;
-        for (; c + 3 <= channels; c += 3) multiply<3>(c, r, held, count, slab > 0);
-        for (; c < channels; ++c) multiply<1>(c, r, held, count, slab > 0);
+        for (; c + 3 <= channels; c += 3) multiply<3>(windows, c, r, count, slab > 0);
+        for (; c < channels; ++c) multiply<1>(windows, c, r, count, slab > 0);
       }
     }
     for (int64_t c = 0; c < channels; ++c)
@@ -75,8 +77,21 @@ class TileDots {
   }
 
  private:
-  static constexpr int64_t kSlabBytes = 256 << 10;
+  using Key = std::array<int64_t, 4>;  // sample, column, channel and slab of windows
+  static constexpr int64_t kPositionBytes = 40 << 10, kWindowBytes = 192 << 10;
 
+  static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
+  static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
+  // Rows of tiles in a slab.
+  static int64_t slab_of(const Correlation<T>& p) {
+    const int64_t row_bytes = 2 * P * kGroup * tiles_across(p) * sizeof(T);
+    return std::clamp<int64_t>(kPositionBytes / row_bytes, 1, tiles_down(p));
+  }
+  // Columns of a sample share its windows: the slabs whose windows are held.
+  static int64_t slots(const Correlation<T>& p, int64_t channels) {
+    const int64_t bytes = kPlanes * tiles_across(p) * tiles_down(p) * channels * sizeof(T);
+    return bytes <= kWindowBytes ? ceil_div(tiles_down(p), slab_of(p)) : 1;
+  }
   int64_t slabs() const { return ceil_div(down_, slab_); }
   // Tiles of a slab in whole vectors, and a vector that is stored across its end.
   int64_t length() const { return round_up(slab_ * across_, kWidth<T>) + kWidth<T>; }
@@ -101,8 +116,8 @@ class TileDots {
     std::fill(line + hi, line + width, T(0));
   }
 
-  // windows[point][c][tile] of one channel
-  [[gnu::noinline]] void transform_windows(int64_t n, int64_t v, int64_t channel, int64_t c,
+  // windows[point][.][tile] of one channel
+  [[gnu::noinline]] void transform_windows(T* windows, int64_t n, int64_t v, int64_t channel,
                                            int64_t first, int64_t count) {
     const Grid<const T>& x = problem_.large;
     const T* base =
@@ -129,7 +144,7 @@ class TileDots {
           Points::windows(in, out);
           for (int py = 0; py < P; ++py) mixed[py][dx] = out[py];
         }
-        T* to = windows_.data() + c * length() + ty * across_ + tx;
+        T* to = windows + ty * across_ + tx;
         for (int py = 0; py < P; ++py) {
           Reg<T> out[P];
           Points::windows(mixed[py], out);
@@ -142,7 +157,7 @@ class TileDots {
   [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t row, bool inside,
                                              int64_t i, int64_t first, int64_t count) {
     const Grid<const T>& s = problem_.small;
-    const int64_t step = kHeld * length();
+    const int64_t step = kGroup * length();
     T* const to = positions_.data() + i * length();
     const T* base =
         s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + row * s.stride[2];
@@ -164,6 +179,8 @@ class TileDots {
       for (int64_t tx = 0; tx < across_; tx += kWidth<T>) {
         Reg<T> low[2], high[2], out[P];
         for (int dy = 0; dy < 2; ++dy) {
+          // The rows that come next: the hardware alone would fetch them too late.
+          __builtin_prefetch(lines[dy] + 2 * tx + kGroup * s.stride[2]);
           low[dy] = load(lines[dy] + 2 * tx);
           high[dy] = load(lines[dy] + 2 * tx + kWidth<T>);
         }
@@ -186,15 +203,14 @@ class TileDots {
 
   // products[point][c, ...][r, ...] (+)= sum over the slab's tiles, for the rows held
   template <int C>
-  void multiply(int64_t c, int64_t r, int64_t held, int64_t count, bool accumulate) {
+  void multiply(const T* windows, int64_t c, int64_t r, int64_t count, bool accumulate) {
     const int64_t used = round_up(count * across_, kWidth<T>), pitch = length();
     for (int py = 0; py < P; ++py) {
       auto at_point = [&]<int px>() {
         const int64_t point = (py * P + px) * channels_ + c;
-        for (int64_t group = 0; group < held; group += kGroup)
-          multiply_group<C, px>(positions_.data() + (2 * py * kHeld + group) * pitch, kHeld * pitch,
-                                windows_.data() + point * pitch, pitch, used,
-                                products_.data() + point * inner_ + r + group, accumulate);
+        multiply_group<C, px>(positions_.data() + 2 * py * kGroup * pitch, kGroup * pitch,
+                              windows + point * pitch, pitch, used,
+                              products_.data() + point * inner_ + r, accumulate);
       };
       [&]<int... px>(std::integer_sequence<int, px...>) {
         (at_point.template operator()<px>(), ...);
@@ -227,6 +243,6 @@ class TileDots {
 
   const Correlation<T>& problem_;
   int64_t channels_, inner_, across_, down_, slab_;
-  std::array<int64_t, 4> key_{-1, -1, -1, -1};  // sample, column, channel and slab of the windows
+  std::vector<Key> keys_;
   Scratch<T> lines_, windows_, input_, positions_, products_;
 };
