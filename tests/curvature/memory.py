@@ -210,7 +210,10 @@ def main(arguments: list[str]) -> None:
         names = [name for name in CASES if not name.endswith("generous")]
         rows = _read(arguments[1:]) if arguments[1:] else map(Server.start().measure, names)
         known = {row["name"]: row for row in rows}
-        TABLE.write_text(table(known[name] for name in names if name in known))
+        text = table(known[name] for name in names if name in known)
+        missing = [name for name in names if name not in known]
+        text += f"\nNot in this run: {', '.join(missing)}.\n" if missing else ""
+        TABLE.write_text(text)
         return
     names = map(str.strip, sys.stdin) if arguments == ["--serve"] else arguments
     for name in names:
