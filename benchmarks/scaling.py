@@ -89,7 +89,7 @@ def run(name: str, resolutions: Sequence[int]) -> None:
     command = [
         *(sys.executable, "-m", "pytest", "benchmarks", "-q", "--benchmark-only"),
         *("-p", "no:cacheprovider", f"--benchmark-json={part}"),
-        *("--case-seconds", "0.5", "--method-seconds", str(LONGEST), "--benchmark-columns=min"),
+        *("--case-seconds", "4", "--rounds", "200", "--method-seconds", str(LONGEST)),
         *("-k", f"not gradient_and and ({' or '.join(words)})"),
     ]
     if subprocess.run(command, cwd=ROOT).returncode:
