@@ -126,8 +126,9 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
         Scratch<T> arrays(sources * p.phases * p.plane + p.flat);
         fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
         const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-        // Short rows are taken several at a time, with what lies between them.
-        const int64_t together = std::clamp<int64_t>(kLine / p.lengths[2], 1, ny);
+        // Rows with too few sums to hide their latency go together, with what lies between them.
+        const bool is_short = std::min<int64_t>(kBlock, rows) * ceil_div(nx, kWidth<T>) < 8;
+        const int64_t together = is_short ? std::clamp<int64_t>(kLine / p.lengths[2], 1, ny) : 1;
         const int64_t pitch = round_up((together - 1) * p.lengths[2] + nx, kWidth<T>);
         Scratch<T> line(kBlock * pitch);
         for (int64_t iz = 0; iz < nz; ++iz)

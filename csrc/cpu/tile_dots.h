@@ -29,7 +29,7 @@ class TileDots {
     const double tiles = double(tiles_down(p)) * tiles_across(p);
     const double vectors = tiles / kWidth<T> + 1, lanes = round_up(rows, kGroup);
     const double slabs = ceil_div(tiles_down(p), slab_of(p));
-    return lanes * channels * kPlanes * (1.2 * vectors + 5 * slabs) + lanes * vectors * 6 * P +
+    return lanes * channels * kPlanes * (1.2 * vectors + 5 * slabs) + lanes * vectors * 8 * P +
            channels * vectors * 10 * kPlanes / (slots(p, channels) == slabs ? reuse : 1) +
            ceil_div(rows, kWidth<T>) * channels * 10 * kPlanes;
   }
