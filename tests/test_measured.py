@@ -17,7 +17,7 @@ def test_documents_are_written(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     size = NetworkSize("tiny-mlp-ae", 4, 6)
     monkeypatch.setattr(module, "SIZES", [size])
     if name == "profile":
-        monkeypatch.setattr(module, "least", lambda call: (call(), 1.0)[1])
+        monkeypatch.setattr(module, "least", lambda call, seconds=1.0: (call(), 1.0)[1])
     if name == "propagated":
         monkeypatch.setattr(module, "least", lambda call: 1.0)
     out = tmp_path / "made.md"
