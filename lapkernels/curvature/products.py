@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.errors import Refused, reference
 from lapkernels.curvature.forward_mode import Differentiated, forward_product
 from lapkernels.curvature.selection import Batch, Output, mapped, selector
 from lapkernels.likelihoods import Likelihood
@@ -36,8 +36,11 @@ class Graph:
     given and found as a tensor [K, *leaf.shape] for each leaf.
     """
 
-    def __init__(self, run: Callable[..., Tensor], leaves: list[Tensor]) -> None:
+    def __init__(
+        self, run: Callable[..., Tensor], leaves: list[Tensor], chosen: dict[str, nn.Parameter]
+    ) -> None:
         self.run, self.leaves = run, leaves
+        self._names = {id(parameter): name for name, parameter in chosen.items()}
         self.entries = 0
         self._f: Tensor | None = None
         self._forward = False
@@ -58,6 +61,7 @@ class Graph:
         with Differentiated() as watched, _attention(twice), torch.enable_grad():
             self._f = self.run(*self.leaves)
         self._forward = watched.alike(self._f)
+        _check_references(self._f, self._names)
         if not self._f.requires_grad:
             raise Refused("the model's output does not depend on the chosen parameters")
         return self._f
@@ -105,6 +109,8 @@ class Graph:
             self.keep()
             if self._forward:
                 return torch.cat(found)
+        except Refused:
+            raise
         except RuntimeError as error:
             reason = str(error)
         try:
@@ -164,7 +170,21 @@ def graph_of(
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         stack.enter_context(torch.random.fork_rng(devices=[]))
-        yield Graph(run, [leaves[name] for name in chosen])
+        yield Graph(run, [leaves[name] for name in chosen], chosen)
+
+
+def _check_references(f: Tensor, names: dict[int, str]) -> None:
+    """Raise if a parameter itself, and not its copy, is among what made ``f``."""
+    todo, seen = [f.grad_fn], set[Node]()
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        name = names.get(id(getattr(node, "variable", None)))
+        if name is not None:
+            raise Refused(reference("the model", name))
+        seen.add(node)
+        todo += [before for before, _ in node.next_functions]
 
 
 def _attention(twice: bool) -> AbstractContextManager[Any]:

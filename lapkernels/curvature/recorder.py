@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 # Documented in "Extending PyTorch" under this very name.
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapkernels.curvature.errors import Refused, SamplesLost
+from lapkernels.curvature.errors import Refused, SamplesLost, reference
 from lapkernels.curvature.memory import Memory
 from lapkernels.curvature.operator import functional_of, operator_of, tensors_of, wrapped
 from lapkernels.curvature.trace import Node, Value
@@ -54,6 +54,8 @@ class Recorder(TorchDispatchMode):
         self.hidden = False
         self.has_written = False
         self.has_met_unknown = False
+        # Whether some functions run unwatched, so that what autograd kept of them is unknown.
+        self.partial = False
         self._paths = paths
         self.entries = 0
         self._place_fresh = place_fresh
@@ -85,6 +87,10 @@ class Recorder(TorchDispatchMode):
         if known:
             return known[0]
         made = tensor.grad_fn is not None and torch.is_grad_enabled()
+        if torch.is_grad_enabled() and (tensor.requires_grad or isinstance(tensor, nn.Parameter)):
+            owner = self._owners.get(tensor.untyped_storage().data_ptr())
+            if owner is not None and not (made and self.partial):
+                raise Refused(reference(self.where, owner))
         if made:
             self.opaque.append(f"{self.where} reads a tensor out of autograd's memory")
             self.hidden = self.has_met_unknown = True

@@ -34,6 +34,7 @@ class Shortcuts(TorchFunctionMode):
         super().__init__()
         self._unseen = False
         self._recorder = recorder
+        recorder.partial = True
         self._constants = {id(tensor) for tensor in constants}
         self._versions: dict[int, int] = {}
         self._note_versions(0)

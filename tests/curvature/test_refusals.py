@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -338,3 +339,20 @@ def test_an_output_by_the_name_of_an_attribute() -> None:
     model = Net(lambda own, x: SimpleNamespace(logits=own.net(x)), net=net)
     found = lk.diag(model, torch.ones(2, 3), output="logits")
     assert torch.equal(found["net.weight"], torch.full((2, 3), 2.0))
+
+
+@pytest.mark.parametrize("kept", ["parameter", "transposed"])
+def test_a_parameter_by_a_reference_of_its_own_is_refused(kept: str) -> None:
+    """A copy takes the place of the attribute alone: the reference would count as a constant."""
+    head = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+    known = [head.weight if kept == "parameter" else head.weight.T]
+    model = Net(lambda net, x: torch.tanh(net.head(x)) @ known[0], head=head)
+    x = torch.randn(2, 3, dtype=torch.float64)
+    calls: list[Callable[[], Any]] = [
+        *(partial(lk.diag, model, x, route=route) for route in ROUTES),
+        partial(lk.ggn_product, model, x, ones(model)),
+        partial(lk.hessian_diag, model, (x, x)),
+    ]
+    for call in calls:
+        with pytest.raises(lk.Refused, match="reads the parameter head.weight by a reference"):
+            call()
