@@ -191,8 +191,12 @@ class _Gradient(Function):
             r = (_channel_sum((x - _by_channel(mean, x)).square()) / count + ctx.eps).rsqrt()
             dot = total = None
         h = g if s is None else g * s
-        to_h, to_x, to_weight = _normalised_gradients(grads, h, x, weight, mean, r, dot, total)
-        to_g, to_a = (to_h, None) if s is None else _through_slope(to_h, g, s, ctx.beta)
+        # h and to_h are nobody else's then, and no graph is made of them.
+        free = s is not None and not torch.is_grad_enabled()
+        to_h, to_x, to_weight = _normalised_gradients(
+            grads, h, x, weight, mean, r, dot, total, free
+        )
+        to_g, to_a = (to_h, None) if s is None else _through_slope(to_h, g, s, ctx.beta, free)
         to_weight = to_weight if ctx.needs_input_grad[5] else None
         return to_g, to_a, None, None, to_x, to_weight, None, None, None, None
 
@@ -206,8 +210,12 @@ def _normalised_gradients(
     r: Tensor,
     dot: Tensor | None,
     total: Tensor | None,
+    free: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of Φ above in h, x and weight; ``dot`` is m d and ``total`` m h̄, if known."""
+    """The gradients of Φ above in h, x and weight; ``dot`` is m d and ``total`` m h̄, if known.
+
+    If h is ``free``, its memory becomes that of the second.
+    """
     u, p, q = cotangents
     count = x.numel() // x.shape[1]
     zero = torch.zeros_like(mean)
@@ -228,18 +236,24 @@ def _normalised_gradients(
     w_mean = p * h_mean - scale * (d * u_mean + t * h_mean)
     gamma = -r * (p * d - 2 * scale * t * d) - scale * k * r / count
     to_x = _combined(
-        (-scale * r * d, u),
         (r * slope, h),
+        (-scale * r * d, u),
         (gamma * r, x),
         offset=-r * w_mean - gamma * r * mean,
+        in_place=free,
     )
     return to_h, to_x, r * k
 
 
-def _through_slope(u: Tensor, g: Tensor, s: Tensor, beta: float) -> tuple[Tensor, Tensor]:
-    """Gradients of sum(u g s) in g and in a, of which s is a function."""
+def _through_slope(
+    u: Tensor, g: Tensor, s: Tensor, beta: float, free: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Gradients of sum(u g s) in g and in a, of which s is a function.
+
+    If u is ``free``, its memory becomes that of the second.
+    """
     to_g = u * s
-    to_a = (u - to_g).mul_(g)
+    to_a = (u.sub_(to_g) if free else u - to_g).mul_(g)
     return to_g, to_a if beta == 1 else to_a.mul_(beta)
 
 
@@ -262,11 +276,18 @@ def _channel_sum(a: Tensor) -> Tensor:
 
 
 def _channel_dot(a: Tensor, b: Tensor) -> Tensor:
-    return _channel_sum(a * b)
+    """sum of a b over all but channels, without a tensor for the product."""
+    rows = (t.reshape(*t.shape[:2], -1) for t in (a, b))
+    return torch.linalg.vecdot(*rows).sum(0)
 
 
-def _combined(*terms: tuple[Tensor, Tensor | None], offset: Tensor) -> Tensor:
-    """The sum of coefficient [C] times tensor [N, C, ...], and an offset [C]."""
+def _combined(
+    *terms: tuple[Tensor, Tensor | None], offset: Tensor, in_place: bool = False
+) -> Tensor:
+    """The sum of coefficient [C] times tensor [N, C, ...], and an offset [C].
+
+    It may take the place of the first tensor.
+    """
     total: Tensor | None = None
     for coefficient, tensor in terms:
         if tensor is None:
@@ -274,7 +295,8 @@ def _combined(*terms: tuple[Tensor, Tensor | None], offset: Tensor) -> Tensor:
         factor = _by_channel(coefficient, tensor)
         if total is None:
             # In two steps: addcmul with a broadcast offset takes twice as long.
-            total = (tensor * factor).add_(_by_channel(offset, tensor))
+            total = tensor.mul_(factor) if in_place else tensor * factor
+            total.add_(_by_channel(offset, tensor))
         else:
             total.addcmul_(tensor, factor)
     assert total is not None
