@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -39,11 +40,11 @@ def test_whitened_images_are_uncorrelated(beside: None) -> None:
 
 
 def test_unusual_images_of_the_novelty_example(beside: None, tmp_path: Path) -> None:
-    numpy.savez(
-        tmp_path / "images.npz",
-        **{f"x_{part}": numpy.full((300, 28, 28), n, numpy.uint8) for n, part in PARTS},
-        **{f"y_{part}": numpy.zeros(300, numpy.uint8) for _, part in PARTS},
-    )
+    arrays: dict[str, Any] = {}
+    for n, part in PARTS:
+        arrays[f"x_{part}"] = numpy.full((300, 28, 28), n, numpy.uint8)
+        arrays[f"y_{part}"] = numpy.zeros(300, numpy.uint8)
+    numpy.savez(tmp_path / "images.npz", **arrays)
     novelty = importlib.import_module("novelty")
     shown = {
         name: novelty.questions(Namespace(data=data, unusual=unusual, quick=True))

@@ -129,8 +129,9 @@ def test_hessian() -> None:
 @pytest.mark.parametrize("curvature", ["batch", "hessian"])
 def test_only_a_hessian_lets_a_spread_grow_without_bound(curvature: Any) -> None:
     """tanh(w) with a target on the other side bends down by more than the prior bends up."""
-    model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Tanh()).double()
-    nn.init.constant_(model[0].weight, 0.5)
+    linear = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(linear.weight, 0.5)
+    model = nn.Sequential(linear, nn.Tanh()).double()
     q = VariationalLaplace(model, "gaussian", 1, prior_std=1.0, curvature=curvature)
     x, y = torch.ones(1, 1).double(), torch.full((1, 1), -5.0).double()
     for log_std in (1.0, 2.0, 4.0):
