@@ -32,7 +32,7 @@ from lapkernels.variational import MeanField, Objective
 RELATIVE = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)
 DATA_SIZE = 50_000
 KEPT = "glibc was told to keep freed memory (`MALLOC_TRIM_THRESHOLD_`, `MALLOC_MMAP_THRESHOLD_`)."
-RETURNED = "glibc's own settings, by which freed memory goes back to the system."
+UNTOLD = "No settings of glibc from outside."
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -71,7 +71,7 @@ def steps_document(
         f"Batch {batch}, float32, least {'CPU' if busy else 'wall'} time over interleaved rounds"
         f"{', on a machine that was busy' if busy else ''}. In float64 the exact "
         f"route's gradients are {distance:.0e} away from those of plain double backward. "
-        + (KEPT if "MALLOC_TRIM_THRESHOLD_" in os.environ else RETURNED),
+        + (KEPT if "MALLOC_TRIM_THRESHOLD_" in os.environ else UNTOLD),
         "",
         *table(["step", "time", "over the mode's"], [row(k, found) for k in found]),
     ]
