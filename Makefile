@@ -21,12 +21,14 @@ NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name 
 venv: $(LIBRARY)
 
 # Installs without compiling; the next rule compiles, once, and shows the compiler's messages.
+# By a path and not by a finder, which a script beside a clone named lapkernels would not reach.
 $(INSTALLED): pyproject.toml setup.py tests/integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet $(TORCH)
 	$(BIN)/pip install --quiet numpy setuptools wheel ninja
 	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
-		$(BIN)/pip install --quiet --no-build-isolation -e '.[test,demo,lint,docs]'
+		$(BIN)/pip install --quiet --no-build-isolation --config-settings editable_mode=compat \
+		-e '.[test,demo,lint,docs]'
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -r tests/integrations/requirements.txt
 	touch $@
 
