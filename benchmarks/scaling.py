@@ -188,7 +188,9 @@ def draw(found: dict[tuple[str, str], list[Row]], path: Path) -> None:
             **style,
         )
     for axis, words in zip(axes, ("time [ms]", "peak extra memory [MB]"), strict=True):
-        axis.set(xscale="log", yscale="log", xlabel="resolution", ylabel=words)
+        # A run of other cases, or without memory, leaves axes with nothing to scale.
+        drawn_at = "log" if any(len(line.get_xdata()) for line in axis.lines) else "linear"
+        axis.set(xscale="log", yscale=drawn_at, xlabel="resolution", ylabel=words)
         axis.set_xticks(RESOLUTIONS, [f"{r}²" for r in RESOLUTIONS])
         axis.minorticks_off()
         axis.grid(alpha=0.25)

@@ -82,3 +82,15 @@ def test_what_was_refused_is_in_the_table_and_not_tried_at_larger_sizes(
         "| BackPACK | 1 s, 1.0 MB | a call takes long | not tried | not tried | not tried |" in text
     )
     assert "| lapkernels | 1 s, 1.0 MB | 4 s, 1.0 MB | not tried |" in text
+
+
+@pytest.mark.parametrize("left", ["times", "nothing"])
+def test_draws_a_run_of_other_cases_or_without_memory(left: str, tmp_path: Path) -> None:
+    data = run_of(1.0)
+    for one in data["benchmarks"]:
+        one["extra_info"]["peak_extra_bytes"] = None
+    data["benchmarks"] = data["benchmarks"] if left == "times" else []
+    (tmp_path / "whole.json").write_text(json.dumps(data))
+    scaling.main(["--out", str(tmp_path), "--draw", str(tmp_path / "whole.json")])
+    assert (tmp_path / "scaling.png").read_bytes().startswith(b"\x89PNG")
+    assert ("lapkernels" in (tmp_path / "scaling.md").read_text()) == (left == "times")
