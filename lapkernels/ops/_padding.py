@@ -11,74 +11,91 @@ that fall on copies of one pixel. Those exist at the border only, for the few pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import product
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.geometry import Geometry, once_per_size
+
+
+class _Axis(NamedTuple):
+    """One dimension: the input index behind every padded index, and where two taps meet.
+
+    ``meetings[a, b]``: the output positions at which taps a and b read one pixel, and that pixel.
+    """
+
+    source: Tensor
+    meetings: dict[tuple[int, int], tuple[Tensor, Tensor]]
 
 
 def fold_padding(
     m: Tensor, weight: Tensor, size: tuple[int, ...], geometry: Geometry, op: Callable[..., Tensor]
 ) -> Tensor:
     """m at the input, [N, I, *size]; ``op`` is the squared convolution without padding."""
-    maps = [_source(length, d, geometry) for d, length in enumerate(size)]
+    # Tensors of another type, such as a tracer's, would leave their like among what is kept.
+    find = _kept_axes if type(m) is Tensor else _axes
+    axes = find(size, tuple(m.shape[2:]), geometry, m.device)
     bare = geometry.without_padding()
-    padded_size = [len(source) for source in maps]
+    padded_size = [len(axis.source) for axis in axes]
     value = op(m, weight, padded_size, *bare.arguments, False, None, "identity", 0.0)
-    for d, source in enumerate(maps):
+    for d, axis in enumerate(axes):
         shape = [*value.shape[: 2 + d], size[d], *value.shape[3 + d :]]
-        value = value.new_zeros(shape).index_add_(2 + d, source.to(value.device), value)
-    _add_shared_taps(value, m, weight, maps, geometry)
+        value = value.new_zeros(shape).index_add_(2 + d, axis.source, value)
+    _add_shared_taps(value, m, weight, axes, geometry)
     return value
 
 
-def _source(length: int, d: int, geometry: Geometry) -> Tensor:
-    """The input index behind every padded index of dimension ``d``."""
-    before, after = geometry.padding[d]
-    index = torch.arange(length, dtype=torch.float64).reshape(1, 1, length)
-    return F.pad(index, (before, after), mode=geometry.padding_mode).flatten().long()
+@torch.inference_mode(False)
+def _axes(
+    size: tuple[int, ...], output: tuple[int, ...], geometry: Geometry, device: torch.device
+) -> list[_Axis]:
+    """Found on the host, which knows all sizes, and copied to the device."""
+    axes = []
+    for d, length in enumerate(size):
+        index = torch.arange(length, dtype=torch.float64, device="cpu").reshape(1, 1, length)
+        padded = F.pad(index, geometry.padding[d], mode=geometry.padding_mode)
+        source = padded.flatten().long()
+        reads = [
+            source[k * geometry.dilation[d] :][:: geometry.stride[d]][: output[d]]
+            for k in range(geometry.kernel_size[d])
+        ]
+        meetings = {}
+        for a, b in product(range(geometry.kernel_size[d]), repeat=2):
+            where = (reads[a] == reads[b]).nonzero().flatten()
+            meetings[a, b] = where.to(device), reads[a][where].to(device)
+        axes.append(_Axis(source.to(device), meetings))
+    return axes
+
+
+# A copy would make the host wait for a GPU at every call.
+_kept_axes = once_per_size(_axes)
 
 
 def _add_shared_taps(
-    value: Tensor, m: Tensor, weight: Tensor, maps: list[Tensor], geometry: Geometry
+    value: Tensor, m: Tensor, weight: Tensor, axes: list[_Axis], geometry: Geometry
 ) -> None:
     """Add 2 W[k] W[k'] m[t] for each pair of taps k < k' that read one pixel from position t."""
-    # reads[d][k]: the pixel that tap k reads at each output position along dimension d.
-    reads = [
-        torch.stack(
-            [
-                source[k * geometry.dilation[d] :][:: geometry.stride[d]][: m.shape[2 + d]]
-                for k in range(geometry.kernel_size[d])
-            ]
-        )
-        for d, source in enumerate(maps)
-    ]
     groups, (n, o) = geometry.groups, m.shape[:2]
     grouped = weight.reshape(groups, o // groups, *weight.shape[1:])
     taps = list(product(*(range(k) for k in geometry.kernel_size)))
     for index, first in enumerate(taps):
         for second in taps[index + 1 :]:
-            where = [
-                (read[a] == read[b]).nonzero().flatten()
-                for read, a, b in zip(reads, first, second, strict=True)
-            ]
+            pairs = zip(axes, first, second, strict=True)
+            where, pixels = zip(*(axis.meetings[a, b] for axis, a, b in pairs), strict=True)
             if any(len(positions) == 0 for positions in where):
                 continue
             product_of_taps = grouped[(..., *first)] * grouped[(..., *second)]
             part = m[(slice(None), slice(None), *torch.meshgrid(*where, indexing="ij"))]
             part = part.reshape(n, groups, o // groups, part.shape[2:].numel())
             term = 2 * torch.einsum("goi,ngot->ngit", product_of_taps, part).flatten(1, 2)
-            target = _flat_index(
-                [r[a][w] for r, a, w in zip(reads, first, where, strict=True)], value.shape[2:]
-            )
-            value.flatten(2).index_add_(2, target.to(value.device), term)
+            value.flatten(2).index_add_(2, _flat_index(pixels, value.shape[2:]), term)
 
 
-def _flat_index(coordinates: list[Tensor], size: torch.Size) -> Tensor:
+def _flat_index(coordinates: Sequence[Tensor], size: torch.Size) -> Tensor:
     grid = torch.meshgrid(*coordinates, indexing="ij")
     flat = torch.zeros_like(grid[0])
     for coordinate, length in zip(grid, size, strict=True):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from lapkernels import ops
+from lapkernels.ops._padding import fold_padding
 from tests.ops import oracle
 from tests.ops.cases import Layer, draw, over
 from tests.ops.compare import assert_same
@@ -45,3 +50,47 @@ def test_taps_do_meet(layer: Layer) -> None:
     data = draw(layer, torch.float64, integers=True)
     plain = oracle._vjp(layer.module(), data.weight.square(), tuple(data.x.shape), data.m.double())
     assert not torch.equal(plain, oracle.squared_input(data))
+
+
+class Copies(TorchDispatchMode):
+    """Counts the ops that see a tensor on the host beside one of a device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        seen = tree_leaves((args, kwargs, result))
+        devices = {tensor.device.type for tensor in seen if isinstance(tensor, Tensor)}
+        self.count += "cpu" in devices
+        return result
+
+
+@over(MEETING[5:7])
+def test_nothing_is_copied_to_the_device_twice(layer: Layer) -> None:
+    """A device without numbers stands for one that a copy would have to wait for."""
+    data = draw(layer, torch.float32)
+    m, weight, shape = data.m.to("meta"), data.weight.to("meta"), data.x.shape
+
+    def op(m: Tensor, weight: Tensor, size: list[int], *rest: object) -> Tensor:
+        return m.new_zeros([*shape[:2], *size])
+
+    copies = []
+    for _ in range(2):
+        with Copies() as seen:
+            value = fold_padding(m, weight, tuple(shape[2:]), layer.geometry, op)
+        assert value.shape == shape and value.device.type == "meta"
+        copies.append(seen.count)
+    assert copies[0] > 0 and copies[1] == 0
+
+
+def test_indices_found_in_inference_mode_serve_autograd() -> None:
+    weight = torch.ones(1, 1, 3, dtype=torch.float64, requires_grad=True)
+    m = torch.ones(1, 1, 23, dtype=torch.float64, requires_grad=True)
+    geometry = ops.Geometry.conv((3,), padding=1, padding_mode="replicate")
+    with torch.inference_mode():
+        ops.squared_conv_input(m, weight, (23,), geometry)
+    assert torch.autograd.gradcheck(
+        lambda m, w: ops.squared_conv_input(m, w, (23,), geometry), (m, weight)
+    )
