@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature import diag, kron, predictive_variance
+from lapkernels.curvature.random_state import seeded
 from lapkernels.demo.memory import peak_extra_memory
 
 
@@ -70,8 +71,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(arguments.threads or threads)
     try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded(0):
             model, x = NETWORKS[arguments.network](arguments.batch)
             y = torch.randint(10, (arguments.batch,))
             rows = measure(quantities(model.eval(), x, y), arguments.rounds)

@@ -16,6 +16,7 @@ from torch.optim import Adam, Optimizer
 
 from lapkernels.autoencoder.moments import Moments, RunningMoments
 from lapkernels.autoencoder.training import Epoch, Schedule, train
+from lapkernels.curvature.random_state import seeded
 from lapkernels.curvature.selection import parameters_of
 from lapkernels.laplace.prediction import expectation
 from lapkernels.likelihoods import (
@@ -225,6 +226,5 @@ class OutputMoments:
 def seeded_from(generator: torch.Generator) -> Iterator[None]:
     """torch's own random numbers drawn from a generator inside, and as they were outside."""
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int(seed))
+    with seeded(int(seed), seed):
         yield

@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lapkernels.autoencoder import checkpoints
 from lapkernels.curvature.passes import with_progress
+from lapkernels.curvature.random_state import seeded
 from lapkernels.curvature.selection import Batch, batches_of
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ def train(
     while position.epoch < epochs and not (
         validation is not None and patience is not None and position.waited >= patience
     ):
-        with _order_of_epoch(loader, model.seed, position.epoch):
+        with _order_of_epoch(loader, model, position.epoch):
             _epoch(model, loader, position, scheduler, checkpoint, every, progress)
         _end_epoch(model, validation, position, scheduler)
         if checkpoint is not None:
@@ -157,12 +158,12 @@ def _scheduler(schedule: Schedule | None, optimizer: Optimizer) -> Any:
 
 
 @contextlib.contextmanager
-def _order_of_epoch(loader: Any, seed: int, epoch: int) -> Iterator[None]:
+def _order_of_epoch(loader: Any, model: StochasticAutoencoder, epoch: int) -> Iterator[None]:
     """Random numbers of a loader, torch's or its own, that depend on seed and epoch alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed * 1_000_003 + epoch)
+    seed = model.seed * 1_000_003 + epoch
+    with seeded(seed, model.model):
         for owner in (loader, getattr(loader, "sampler", None)):
             own = getattr(owner, "generator", None)
             if isinstance(own, torch.Generator):
-                own.manual_seed(seed * 1_000_003 + epoch)
+                own.manual_seed(seed)
         yield

@@ -14,6 +14,7 @@ from lapkernels.curvature.autograd_walk import autograd_columns
 from lapkernels.curvature.budget import column_chunks, default_budget
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.plan import Plan
+from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Subject, record
 from lapkernels.curvature.sections import pull_compressed
 from lapkernels.curvature.selection import (
@@ -121,7 +122,7 @@ def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterat
     if count > 1:
         two, select = batch.part(0, 2), selector(output, 2)
         try:
-            with torch.random.fork_rng(devices=[]):
+            with random_state_kept(subject.model, two.args, two.kwargs):
                 trace = record(subject, (two.args, two.kwargs), select)
         except SamplesLost:
             count = 1
@@ -173,7 +174,7 @@ def _one_by_one(
     route: Route,
     graph: bool,
 ) -> Iterator[Pass]:
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with random_state_kept(subject.model, batch.args, batch.kwargs), torch.no_grad():
         together = selector(output, batch.count)(subject.model(*batch.args, **batch.kwargs))
     for n in range(batch.count):
         one = _pass(subject, batch.sample(n), output, budget, route, graph)
@@ -203,7 +204,7 @@ def _pass(
     select = selector(output, batch.count)
     inputs = (batch.args, batch.kwargs)
     by_autograd = route == "autograd"
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept(subject.model, inputs):
         trace = record(subject, inputs, select, edges=by_autograd, graph=graph)
         if trace.opaque and not by_autograd:
             if route == "rules":

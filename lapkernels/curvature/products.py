@@ -21,6 +21,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapkernels.curvature.errors import Refused, reference
 from lapkernels.curvature.forward_mode import Differentiated, forward_product
+from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.selection import Batch, Output, mapped, selector
 from lapkernels.likelihoods import Likelihood
 from lapkernels.ops.chunks import slices
@@ -169,7 +170,7 @@ def graph_of(
         if any(isinstance(module, nn.RNNBase) for module in model.modules()):
             stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
             stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(random_state_kept(model, batch.args, batch.kwargs))
         yield Graph(run, [leaves[name] for name in chosen], chosen)
 
 

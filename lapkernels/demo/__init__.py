@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import diag, predictive_variance
+from lapkernels.curvature.random_state import seeded
 from lapkernels.demo import data, model, picture
 from lapkernels.demo.memory import peak_extra_memory
 from lapkernels.likelihoods import Gaussian
@@ -59,8 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--json", action="store_true", help="print the results as JSON, and the tour to stderr"
     )
     arguments = parser.parse_args(argv)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(arguments.seed)
+    with seeded(arguments.seed):
         images, source = data.load(arguments.data)
         threads = torch.get_num_threads()
         torch.set_num_threads(1 if images.train[0].numel() <= SMALL else threads)

@@ -18,6 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
+from lapkernels.curvature.random_state import seeded
 from lapkernels.laplace import Laplace, OnlineEvidence
 from lapkernels.laplace.prediction import Prediction
 
@@ -52,8 +53,7 @@ class _LaplaceEstimator(BaseEstimator):
         self._center, self._scale = rows.mean(0), _spread(rows)
         x = self._inputs(rows)
         seed = int(check_random_state(self.random_state).randint(2**31 - 1))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             network = _perceptron(x.shape[1], self.hidden, outputs)
             online = OnlineEvidence(
                 network,

@@ -14,6 +14,7 @@ import torch
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.passes import with_progress
 from lapkernels.curvature.processes import merged, processes
+from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.selection import Batch, batches_of, selector, tensors_in
 from lapkernels.curvature.sharing import Part, Shard, check_parts
 from lapkernels.curvature.state import fingerprint
@@ -215,7 +216,7 @@ def _likelihood_of_batch(subject: Subject, batch: Batch) -> Measured:
     """-log p(y | f) of a batch, with no state."""
     if batch.target is None:
         return Measured(None, batch.count, None, None)
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept(subject.model, batch.args, batch.kwargs):
         result = subject.model(*batch.args, **batch.kwargs)
     f = selector(subject.output, batch.count)(result)
     nll = float(subject.likelihood.nll(f.double(), batch.target))

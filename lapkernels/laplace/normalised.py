@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.selection import Batch, batches_of, mapped, tensors_in
 
 # Small enough not to be felt beside a variance, large enough to divide by.
@@ -79,7 +80,7 @@ def _outputs(
     """All tensors that the model returns, in float64."""
     args, kwargs = _double(batch.args), _double(batch.kwargs)
     buffers = {name: value.clone() for name, value in model.named_buffers()}
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept(model, args, kwargs):
         result = torch.func.functional_call(model, {**buffers, **(values or {})}, args, kwargs)
     return list(tensors_in(result))
 

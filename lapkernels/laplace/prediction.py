@@ -15,6 +15,7 @@ from lapkernels.curvature import (
     predictive_variance,
     propagated_variance,
 )
+from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.selection import Batch, Output, batches_of, check_precision, selector
 from lapkernels.laplace import links
 from lapkernels.laplace.posterior import Posterior
@@ -233,6 +234,6 @@ def _by_weights(
 def _forward(
     model: nn.Module, batch: Batch, output: Output, values: dict[str, Tensor] | None = None
 ) -> Tensor:
-    with torch.random.fork_rng(devices=[]):
+    with random_state_kept(model, batch.args, batch.kwargs):
         result = torch.func.functional_call(model, values or {}, batch.args, batch.kwargs)
     return selector(output, batch.count)(result)

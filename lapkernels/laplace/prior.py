@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.random_state import seeded
 from lapkernels.laplace.normalised import normalised_groups
 
 # Values of a parameter that are drawn at least to find the spread of its initialiser.
@@ -68,8 +69,7 @@ class Prior:
         that start at a constant, such as a norm's, have the precision ``constant``.
         """
         values: dict[str, Tensor] = {}
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed, model):
             for path, module in model.named_modules():
                 own = dict(module.named_parameters(recurse=False))
                 if own:
