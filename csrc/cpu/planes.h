@@ -75,6 +75,8 @@ struct Planes {
     int64_t row = 1;
     for (int d = p.outer + 1; d < 3; ++d) row *= p.axes[d].positions;
     p.slab = std::clamp<int64_t>(most_positions / std::max<int64_t>(1, row), 1, p.slab);
+    // As many slabs as that takes, all of about one size.
+    p.slab = std::max<int64_t>(1, ceil_div(cut.positions, ceil_div(cut.positions, p.slab)));
     for (int d = 0; d < 3; ++d) p.lengths[d] = p.axes[d].length;
     p.lengths[p.outer] = p.slab + halo;
     p.plane = p.lengths[0] * p.lengths[1] * p.lengths[2];

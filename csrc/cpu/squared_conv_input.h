@@ -83,7 +83,7 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
                         Grid<const T> weight, Taps taps, bool transposed, Grid<const T> z,
                         Activation activation, double slope) {
   constexpr int kBlock = 4;
-  constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>;
+  constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>, kFewest = 256;
   const int64_t sources = m.size[2] / taps.groups, rows = out.size[2] / taps.groups;
   // Weight [A, B / groups, k]: the output is b of the group's a for a convolution, else a.
   const int64_t source_stride = transposed ? weight.stride[2] : weight.stride[1];
@@ -100,7 +100,11 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
       return transposed ? gather_axis(taps, d, out.size[3 + d], m.size[3 + d])
                         : scatter_axis(taps, d, at[d], out.size[3 + d], m.size[3 + d]);
     };
-    const Planes p = Planes::make<T>({axis(0), axis(1), axis(2)}, sources, kPlaneBytes);
+    const std::array<Axis, 3> axes{axis(0), axis(1), axis(2)};
+    // Slabs so small that every thread gets several.
+    const int64_t positions = axes[0].positions * axes[1].positions * axes[2].positions;
+    const int64_t share = out.size[1] * taps.groups * positions / (4 * context.threads);
+    const Planes p = Planes::make<T>(axes, sources, kPlaneBytes, std::max(share, kFewest));
     std::vector<int64_t> offsets, indices;
     const auto tap_offsets = p.tap_offsets(taps.kernel);
     for (int64_t c = 0; c < sources; ++c)
@@ -152,20 +156,20 @@ void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid
                 default:
                   axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), pitch, count);
               }
-              for (int64_t i = 0; i < block * lines; ++i) {
-                const int64_t channel = g * rows + r + i / lines, y = iy + i % lines;
-                const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
-                                      (p.begin(1, slab) + y) * steps[1] + at[1],
-                                      p.begin(2, slab) * steps[2] + at[2]};
-                auto locate = [&](const auto& grid) {
-                  return grid.data + n * grid.stride[1] + channel * grid.stride[2] +
-                         u[0] * grid.stride[3] + u[1] * grid.stride[4] + u[2] * grid.stride[5];
-                };
-                const T* slopes = kind == Activation::identity ? nullptr : locate(z);
-                const T* value = line.data() + i / lines * pitch + i % lines * p.lengths[2];
-                write_row<T, kind>(locate(out), out.stride[5] * steps[2], update, value, slopes,
-                                   z.stride[5] * steps[2], nx, T(slope));
-              }
+              for (int64_t i = 0; i < block; ++i)
+                for (int64_t y = 0; y < lines; ++y) {
+                  const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
+                                        (p.begin(1, slab) + iy + y) * steps[1] + at[1],
+                                        p.begin(2, slab) * steps[2] + at[2]};
+                  auto locate = [&](const auto& grid) {
+                    return grid.data + n * grid.stride[1] + (g * rows + r + i) * grid.stride[2] +
+                           u[0] * grid.stride[3] + u[1] * grid.stride[4] + u[2] * grid.stride[5];
+                  };
+                  const T* slopes = kind == Activation::identity ? nullptr : locate(z);
+                  write_row<T, kind>(locate(out), out.stride[5] * steps[2], update,
+                                     line.data() + i * pitch + y * p.lengths[2], slopes,
+                                     z.stride[5] * steps[2], nx, T(slope));
+                }
             }
       });
     });

@@ -8,6 +8,7 @@
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/Exception.h>
 
+#include <atomic>
 #include <vector>
 
 #include "../cpu/kernels.h"
@@ -34,15 +35,17 @@ namespace lapkernels {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Tasks are dealt out in turn: neighbours are often alike, and so every thread gets some of each.
+// Every thread takes the next task when it is free: tasks differ in size, and threads in speed.
 inline Context torch_context() {
   return {[](int64_t tasks, const Body& body) {
             const int64_t threads = torch::stable::get_num_threads();
-            const int64_t hands = std::min(tasks, threads);
-            torch::stable::parallel_for(0, hands, 1, [&](int64_t begin, int64_t end) {
-              for (int64_t hand = begin; hand < end; ++hand)
-                for (int64_t task = hand; task < tasks; task += hands) body(task);
-            });
+            std::atomic<int64_t> next{0};
+            torch::stable::parallel_for(0, std::min(tasks, threads), 1,
+                                        [&](int64_t begin, int64_t end) {
+                                          for (int64_t hand = begin; hand < end; ++hand)
+                                            for (int64_t task; (task = next.fetch_add(1)) < tasks;)
+                                              body(task);
+                                        });
           },
           static_cast<int64_t>(torch::stable::get_num_threads())};
 }
