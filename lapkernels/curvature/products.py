@@ -73,6 +73,16 @@ class Graph:
             return self._counted(parts, twice, keep=False)
         except TypeError:  # A model that runs autograd inside needs what its graph keeps.
             return self._counted(parts, twice, keep=True)
+        except RuntimeError as error:
+            what = "the model runs torch.func, in which memory cannot be counted"
+            if len(parts) > 1:
+                what = "the model runs on the whole batch and not on half of it"
+            elif "saved tensor hooks" not in str(error):
+                raise
+            raise Refused(
+                f"{what} ({error}): products and Hessians take samples in parts; diag, kron, "
+                "blocks and full by Gauss-Newton methods do not"
+            ) from error
 
     def _counted(self, parts: Sequence[Batch], twice: bool, keep: bool) -> Tensor:
         sizes: list[int] = []

@@ -114,6 +114,17 @@ def test_refusals() -> None:
         lk.hessian_diag(still, (x, torch.zeros(len(x), 4).double()))
 
 
+def test_models_that_need_the_whole_batch_or_autograd() -> None:
+    model, x = ZOO["linear"].make()
+    assert isinstance(x, Tensor)
+    data = x, torch.zeros(len(x), 4).double()
+    fixed = Net(lambda net, x: net.body(x.reshape(data[0].shape)), body=model)
+    inside = Net(lambda net, x: torch.func.grad(lambda f: f.sin().sum())(net.body(x)), body=model)
+    for refused, word in (fixed, "half"), (inside, "torch.func"):
+        with pytest.raises(lk.Refused, match=f"{word}.*Gauss-Newton"):
+            lk.hessian_diag(refused, data)
+
+
 @pytest.mark.parametrize("id", sorted(NO_SECOND_DERIVATIVE))
 @pytest.mark.parametrize("function", [lk.diag, lk.full])
 def test_ops_without_a_second_derivative(id: str, function: Any) -> None:
