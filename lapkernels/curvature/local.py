@@ -9,7 +9,7 @@ rule for them, they are placed into images and go on as plain columns.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from math import prod
@@ -37,12 +37,14 @@ from lapkernels.rules.windows import (
 class Layout:
     """Windows of every value that has them, for the pixels p = residue + multiple * q.
 
-    ``entries`` are the most numbers that one column of a sample has alive at a node, ``saving`` is
-    how many times more all of them would be as images.
+    ``positions`` are the nodes that columns pass, ``entries`` the most numbers that one column of a
+    sample has alive at one of them, and ``saving`` is how many times more all of them would be as
+    images.
     """
 
     multiple: tuple[int, ...]
     places: dict[int, Place]
+    positions: tuple[int, ...]
     entries: int
     saving: float
 
@@ -63,10 +65,14 @@ class Layout:
     ) -> Layout:
         start = Place(multiple, residue, (1,) * len(multiple))
         places: dict[int, Place | None] = {id(section.entry): start}
+        ends = set(map(id, section.ends))
+        positions: list[int] = []
         most = small = large = 0
-        for node in reversed(plan.sample_nodes[section.first : section.last]):
-            if not any(id(value) in places for value in node.outputs):
+        for position in reversed(range(section.first, section.last)):
+            node = plan.sample_nodes[position]
+            if not any(id(value) in places and id(value) not in ends for value in node.outputs):
                 continue
+            positions.append(position)
             place = places.get(id(node.outputs[0]))
             below = None if place is None else _below(node, place)
             live = 0
@@ -79,7 +85,7 @@ class Layout:
                 live, small, large = live + here, small + here, large + features
             most = max(most, live)
         found = {key: place for key, place in places.items() if place is not None}
-        return cls(multiple, found, max(1, most), large / max(1, small))
+        return cls(multiple, found, tuple(positions), max(1, most), large / max(1, small))
 
 
 def _below(node: Node, place: Place) -> Place | None:
@@ -158,25 +164,28 @@ def pull_local(
     plan: Plan,
     layout: Layout,
     section: Section,
-    local: Tensor,
+    columns: int,
+    local: Callable[[tuple[slice, ...]], Tensor],
     collector: Collector,
     budget: int,
+    ended: Callable[[Value, Tensor], None] | None = None,
 ) -> Iterator[Tensor]:
-    """Carry columns that start at pixels back through a section, tile by tile.
+    """Carry ``columns`` J that start at each pixel back through a section, tile by tile.
 
-    ``local`` [J, N, C, *size] holds column (j, pixel) at that pixel. Yields the columns of each
-    tile at the section's exit.
+    ``local`` gives the pixels of a tile, [J, N, C, *pixels], with column (j, pixel) at that pixel.
+    Yields the columns of each tile at the section's exit; ``ended`` gets the sum of their squares
+    at each of its ends.
     """
-    columns, count = local.shape[:2]
     if columns == 0:
         return
-    most = most_pixels(layout, columns * count * local.element_size(), budget)
+    count, size = section.entry.shape[0], section.entry.shape[2:]
+    most = most_pixels(layout, columns * count * section.entry.dtype.itemsize, budget)
     walks = LocalWalks(plan, section)
-    dims = local.dim() - 3
-    for tile, where in tiles(count, local.shape[3:], layout.multiple, most):
-        part = local[(..., *where)].flatten(3)  # [J, N, C, pixels]
-        s = part.permute(0, 2, 1, 3).flatten(2).reshape(columns, -1, *(1,) * dims, tile.lanes.size)
-        at_exit = walks.pull(tile, s, collector)
+    for tile, where in tiles(count, size, layout.multiple, most):
+        part = local(where).flatten(3)  # [J, N, C, pixels]
+        ones = (1,) * len(size)
+        s = part.permute(0, 2, 1, 3).flatten(2).reshape(columns, -1, *ones, tile.lanes.size)
+        at_exit = walks.pull(tile, s, collector, ended)
         if at_exit is not None:
             yield at_exit
 
@@ -191,16 +200,29 @@ class LocalWalks:
         self._cache: dict[int, list[Tensor | None]] = {}
         self._fused = _fused(plan, section)
 
-    def pull(self, tile: Tile, s: Tensor, collector: Collector) -> Tensor | None:
-        """Carry columns ``s`` [V, C, 1.., L] at the tile's pixels back; they come to the exit."""
+    def pull(
+        self,
+        tile: Tile,
+        s: Tensor,
+        collector: Collector,
+        ended: Callable[[Value, Tensor], None] | None = None,
+    ) -> Tensor | None:
+        """Carry columns ``s`` [V, C, 1.., L] at the tile's pixels back; they come to the exit.
+
+        ``ended`` gets the sum of their squares at each end of the section.
+        """
         if tile.residue not in self._layouts:
             self._layouts[tile.residue] = Layout.of(self.plan, self.section, tile.residue)
         layout = self._layouts[tile.residue]
-        walk = _Walk(self.plan, layout, tile, self._cache, self._fused)
+        walk = _Walk(self.plan, layout, tile, self._cache, self._fused, self.section.ends)
         walk.start(self.section.entry, s)
         for position in reversed(range(self.section.first, self.section.last)):
             walk.visit(position, collector)
         pull_weights(self.plan, walk.waiting, s.shape[0] * tile.lanes.pixels, collector)
+        for value in self.section.ends if ended is not None else ():
+            squares = walk.squares(value)
+            if ended is not None and squares is not None:
+                ended(value, squares)
         return None if self.section.exit is None else walk.at(self.section.exit)
 
 
@@ -218,7 +240,7 @@ def _fused(plan: Plan, section: Section) -> dict[int, int]:
         maker = nodes[below]
         operands = [one for one in maker.inputs if one.active and one.samples is not None]
         plain = isinstance(maker.rule, POINTWISE) and not maker.rule.uses
-        alone = readers[id(value)] == 1 and value is not section.exit
+        alone = readers[id(value)] == 1 and value not in (section.exit, *section.ends)
         if plain and alone and len(operands) == 1 and operands[0].shape == value.shape:
             found[position] = below
     return found
@@ -234,9 +256,10 @@ class _Walk:
         tile: Tile,
         cache: dict[int, list[Tensor | None]],
         fused: dict[int, int],
+        ends: Sequence[Value],
     ) -> None:
         self.plan, self.layout, self.tile, self.cache = plan, layout, tile, cache
-        self.fused = fused
+        self.fused, self.ends = fused, set(map(id, ends))
         self.windows: dict[int, Window] = {}
         self.images: dict[int, Tensor] = {}
         self.waiting: list[tuple[Node, int, Tensor]] = []
@@ -263,11 +286,20 @@ class _Walk:
             accumulate(self.images, id(value), image)
         return self.images.get(id(value))
 
+    def squares(self, value: Value) -> Tensor | None:
+        """The sum of the squares of what has come to a value, of its shape."""
+        window = self.windows.get(id(value))
+        if window is not None and id(value) not in self.images:
+            return window.cleaned(value.shape[2:]).squares(value.shape[2:])
+        image = self.at(value)
+        return None if image is None else image.square().sum(0)
+
     def visit(self, position: int, collector: Collector) -> None:
         """Carry what has come to a node's results on to its operands."""
         node = self.plan.sample_nodes[position]
-        images = [self.images.pop(id(value), None) for value in node.outputs]
-        windows = [self.windows.pop(id(value), None) for value in node.outputs]
+        going = [None if id(value) in self.ends else id(value) for value in node.outputs]
+        images = [None if key is None else self.images.pop(key, None) for key in going]
+        windows = [None if key is None else self.windows.pop(key, None) for key in going]
         wanted = [value.active and value.samples is not None for value in node.inputs]
         if windows[0] is not None:
             window = windows[0]

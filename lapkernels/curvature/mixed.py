@@ -5,8 +5,9 @@ as columns, M = sum_v s_v s_v^T; elsewhere only its diagonal m is kept. Going ba
 turns columns into m = sum_v s_v², and a narrow one turns m into the d columns sqrt(m_j) e_j.
 Columns of different origin are never added up: their cross terms were dropped before. So columns go
 on alone, a few at a time, as far as values are narrow, and leave their squares where they end. On
-the way they are compressed at the narrowest bottleneck, as exact columns are. Where m enters a
-layer of narrow result and wide input, the rule of diagonals is exact, and no columns are made.
+the way they are compressed at the narrowest bottleneck, as exact columns are; those that start at
+pixels and meet no bottleneck may be windows. Where m enters a layer of narrow result and wide
+input, the rule of diagonals is exact, and no columns are made.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from math import prod
 
+import torch
 from torch import Tensor
 
 from lapkernels.curvature.budget import default_budget
-from lapkernels.curvature.cost import Cut
+from lapkernels.curvature.cost import Cut, windows_pay
 from lapkernels.curvature.diagonal_walk import hand_out_diagonal
+from lapkernels.curvature.local import local_layout, pull_local
 from lapkernels.curvature.plan import Plan, Section
-from lapkernels.curvature.sections import compress, cuts
+from lapkernels.curvature.sections import at_pixels, compress, cuts
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import (
     Collector,
@@ -55,20 +58,22 @@ def pull_mixed(
     allowed = default_budget(plan, size) if budget is None else budget
     step = max(1, allowed // (size * _entries(plan, threshold)))
     output, nodes = plan.trace.output, plan.sample_nodes
-    mixed = _Mixed(plan, threshold, collector, step)
+    mixed = _Mixed(plan, threshold, collector, step, allowed)
     if isinstance(start, Tensor):
         mixed.diagonals[id(output)] = start
     else:
-        mixed.carry_all(output, start.count, start.chunk, len(nodes))
+        local = start.local()
+        at = None if local is None else (len(local), partial(at_pixels, local))
+        mixed.carry_all(output, start.count, start.chunk, len(nodes), at)
     for position in reversed(range(len(nodes))):
         node = nodes[position]
         outs = [mixed.diagonals.pop(id(value), None) for value in node.outputs]
         for index, (value, m) in enumerate(zip(node.outputs, outs, strict=True)):
             if m is not None and _narrow(value, threshold) and not mixed.widens(position):
                 outs[index] = None
-                mixed.carry_all(
-                    value, features(value), partial(_as_columns, m, value), position + 1
-                )
+                count, chunk = features(value), partial(_as_columns, m, value)
+                local = (value.shape[1], partial(_at_pixels, m)) if m.dim() > 2 else None
+                mixed.carry_all(value, count, chunk, position + 1, local)
         if any(out is not None for out in outs):
             hand_out_diagonal(plan, position, outs, found)
             wanted = _wanted(node)
@@ -86,6 +91,7 @@ class _Mixed:
     threshold: float
     collector: Collector
     step: int
+    budget: int
     diagonals: dict[int, Tensor] = field(default_factory=dict)
 
     def widens(self, position: int) -> bool:
@@ -101,10 +107,20 @@ class _Mixed:
         )
 
     def carry_all(
-        self, start: Value, count: int, chunk: Callable[[int, int], Tensor], last: int
+        self,
+        start: Value,
+        count: int,
+        chunk: Callable[[int, int], Tensor],
+        last: int,
+        local: tuple[int, Callable[[tuple[slice, ...]], Tensor]] | None,
     ) -> None:
-        """``carry`` so many columns, made by ``chunk``; those behind a bottleneck are fewer."""
+        """``carry`` so many columns, made by ``chunk``; those behind a bottleneck are fewer.
+
+        Columns that start at pixels are so many at each, and ``local`` makes those of a tile.
+        """
         cut = self._bottleneck(last, count)
+        if cut is None and local is not None and self._carry_windows(start, count, last, *local):
+            return
         if cut is not None:
             section = Section(cut.position, last, start, cut.value)
             fewer = None
@@ -119,6 +135,34 @@ class _Mixed:
             chunk = lambda first, last: made[first:last]  # noqa: E731
         for some in slices(count, self.step):
             self.carry(start, chunk(some.start, some.stop), last)
+
+    def _carry_windows(
+        self,
+        start: Value,
+        count: int,
+        last: int,
+        columns: int,
+        local: Callable[[tuple[slice, ...]], Tensor],
+    ) -> bool:
+        """Carry columns as windows to where values are wide, if that costs less."""
+        wide = [
+            value
+            for node in self.plan.sample_nodes[:last]
+            for value in node.outputs
+            if value is not start and not _narrow(value, self.threshold)
+        ]
+        section = Section(0, last, start, ends=tuple(wide))
+        layout = local_layout(self.plan, section)
+        if layout is None or not windows_pay(self.plan, section, layout, count, self.budget):
+            return False
+
+        def ended(value: Value, squares: Tensor) -> None:
+            accumulate(self.diagonals, id(value), squares)
+
+        way = (self.plan, layout, section, columns, local, self.collector, self.budget)
+        for _ in pull_local(*way, ended):
+            pass
+        return True
 
     def _bottleneck(self, last: int, count: int) -> Cut | None:
         """The narrowest value that all columns pass before a wide one, if it has fewer features."""
@@ -184,6 +228,14 @@ def _entries(plan: Plan, threshold: float) -> int:
             inputs = [v for v, want in zip(node.inputs, _wanted(node), strict=True) if want]
             most = max(most, sum(prod(value.shape) for value in (*inputs, *node.outputs)))
     return most
+
+
+def _at_pixels(m: Tensor, where: tuple[slice, ...]) -> Tensor:
+    """The columns sqrt(m_j) e_j of the features j of some pixels, [C, N, C, *pixels]."""
+    root = m[(..., *where)].sqrt()
+    channels = root.shape[1]
+    unit = torch.eye(channels, dtype=m.dtype, device=m.device)
+    return unit.reshape(channels, 1, channels, *(1,) * (m.dim() - 2)) * root
 
 
 def _as_columns(m: Tensor, value: Value, first: int, last: int) -> Tensor:

@@ -167,13 +167,15 @@ def _origin(
 class Section:
     """Sample nodes ``first`` to ``last`` - 1, from the value ``entry`` back to the value ``exit``.
 
-    All columns pass both values; a section that ends at the parameters has no exit.
+    All columns pass both values; a section that ends at the parameters has no exit. Columns that
+    come to one of ``ends`` stay there.
     """
 
     first: int
     last: int
     entry: Value
     exit: Value | None = None
+    ends: tuple[Value, ...] = ()
 
     @classmethod
     def whole(cls, plan: Plan) -> Section:

@@ -70,7 +70,9 @@ def pull_compressed(plan: Plan, columns: Columns, collector: Collector, budget: 
         if layout is None or local is None:
             parts = _chunks(plan, section, count, chunk, shared, collector, allowed)
         else:
-            parts = pull_local(plan, layout, section, local, collector, allowed)
+            parts = pull_local(
+                plan, layout, section, len(local), partial(at_pixels, local), collector, allowed
+            )
         compressed = None
         for part in parts:
             if cut is not None:
@@ -91,6 +93,11 @@ def way_of(plan: Plan, columns: Columns, images: bool, budget: int) -> Way:
         shared=columns.shared,
         budget=budget,
     )
+
+
+def at_pixels(local: Tensor, where: tuple[slice, ...]) -> Tensor:
+    """Columns [J, N, C, *pixels] of some pixels out of those of all."""
+    return local[(..., *where)]
 
 
 def _rows(columns: Tensor, first: int, last: int) -> Tensor:

@@ -75,6 +75,18 @@ class Window:
         out = out[:, :, :entries].unflatten(3, (self.lanes.count, -1))
         return out.permute(0, 4, 3, 1, 2).reshape(-1, self.lanes.count, channels, *size)
 
+    def squares(self, size: Sequence[int]) -> Tensor:
+        """The sum of their squares over all columns, as images [N, C, *size]."""
+        index = self.lanes.positions(self.place, size, self.s.device).flatten(0, -2)  # [width, L]
+        square = self.s.square().sum(0).flatten(1, -2)  # [C, width, L]
+        index, square = (
+            each.unflatten(-1, (self.lanes.count, -1)).movedim(-2, 0).flatten(-2)
+            for each in (index, square)
+        )
+        out = square.new_zeros(*square.shape[:2], prod(size) + 1)
+        out.scatter_add_(2, index.unsqueeze(1).expand_as(square), square)
+        return out[..., :-1].unflatten(2, tuple(size))
+
 
 def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
     """Windows at a layer's input from those at its output, and the offset between their starts.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from lapkernels.rules.choices import forced
-from tests.curvature import oracle
+from lapkernels.rules.windows import Window
+from tests.curvature import op_oracle, oracle
 
 
 class Residual(nn.Module):
@@ -170,6 +171,40 @@ def test_windows_give_the_exact_variances(
     assert found.shape == model(x).shape and none.shape == (len(x), 0)
     torch.testing.assert_close(found.flatten(1), expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(some, expected.gather(1, chosen), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("threshold", [40, 80, 130, 10**6])
+def test_mixed_takes_windows(
+    network: tuple[nn.Module, Tensor], budget: int | None, threshold: int
+) -> None:
+    model, x = network
+    options = {"method": "mixed", "threshold": threshold, "memory_budget": budget}
+    with forced(windows=False, compressed=False):
+        plain = lk.diag(model, x, **options)
+    with forced(windows=True, compressed=False):
+        assert_same(lk.diag(model, x, **options), dict(plain))
+
+
+def test_mixed_leaves_windows_where_values_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values of 200, 50, 50 and 200 features: columns from the third to the first."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 3, 2, 1), nn.Tanh()),
+        *(nn.Conv2d(2, 2, 3, padding=1), nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 1)),
+    ).double()
+    x = torch.randn(3, 1, 10, 10, dtype=torch.float64)
+    ends: list[tuple[int, ...]] = []
+    squares = Window.squares
+
+    def noted(window: Window, size: Sequence[int]) -> Tensor:
+        ends.append(tuple(size))
+        return squares(window, size)
+
+    monkeypatch.setattr(Window, "squares", noted)
+    expected = op_oracle.mixed_diagonal(model, x, torch.zeros(3, 2, 10, 10), threshold=60)
+    with forced(windows=True):
+        assert_same(lk.diag(model, x, method="mixed", threshold=60), expected)
+    assert set(ends) == {(10, 10)}
 
 
 @pytest.mark.parametrize("likelihood", ["bernoulli", "categorical"])
