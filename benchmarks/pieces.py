@@ -1,11 +1,11 @@
-"""The whole table of networks, a piece of a minute or so at a time.
+"""The whole table of networks, a few minutes at a time.
 
 python -m benchmarks.pieces                    # all pieces one after the other, then the report
 python -m benchmarks.pieces --list             # their names
-python -m benchmarks.pieces 3c3d-kfac unet-diag_exact
+python -m benchmarks.pieces 3c3d unet
 python -m benchmarks.pieces --report docs/measured/networks
 
-A piece is a network with some quantities; it leaves `benchmarks/results/pieces/NAME.json`. Pieces
+A piece is a network with all quantities; it leaves `benchmarks/results/pieces/NAME.json`. Pieces
 that are there already are not run again, but for those that are named.
 """
 
@@ -33,24 +33,20 @@ RESOLUTIONS = (32, 64, 128, 256)
 
 def _pieces() -> dict[str, str]:
     """A pattern of cases by name."""
-    found: dict[str, str] = {}
+    found: dict[str, list[str]] = {}
 
-    def add(name: str, quantities: Sequence[str], cases: Sequence[str]) -> None:
-        words = [f"{quantity}-{case}" for quantity in quantities for case in cases]
-        found[name] = " or ".join(words)
+    def add(name: str, quantities: Sequence[str], case: str) -> None:
+        found.setdefault(name, []).extend(f"{quantity}-{case}" for quantity in quantities)
 
     for network in NETWORKS:
-        for quantity in (*SHORT, *LONG):
-            if quantity != "diag_approx" or network not in BRANCHED:
-                add(f"{network}-{quantity}", [quantity], [f"{network}-r"])
-    add("online-step", ("online_step",), ["conv-ae"])
-    add("3c3d-posteriors", ("laplace_diag", "laplace_kron"), ["3c3d-r"])
+        short = [one for one in SHORT if one != "diag_approx" or network not in BRANCHED]
+        add(network, (*short, *LONG), f"{network}-r")
+    add("3c3d", ("laplace_diag", "laplace_kron"), "3c3d-r")
+    add("conv-ae", ("online_step",), "conv-ae")
     for resolution in RESOLUTIONS:
-        for quantity in SHORT:
-            add(f"conv5-{resolution}-{quantity}", [quantity], [f"conv5-r{resolution}-n4"])
-        for quantity in (*LONG, "diag_mixed", "blocks"):
-            add(f"conv5-{resolution}-{quantity}", [quantity], [f"conv5-r{resolution}-n1"])
-    return found
+        add(f"conv5-{resolution}", SHORT, f"conv5-r{resolution}-n4")
+        add(f"conv5-{resolution}", (*LONG, "diag_mixed", "blocks"), f"conv5-r{resolution}-n1")
+    return {name: " or ".join(words) for name, words in found.items()}
 
 
 PIECES = _pieces()
