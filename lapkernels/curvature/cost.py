@@ -80,19 +80,12 @@ def column_cost(plan: Plan, position: int, layout: Layout | None = None) -> floa
     return moved + pulled * (1 + 100 * small) + summed * (0.9 + 20 * small)
 
 
-def windows_pay(plan: Plan, section: Section, layout: Layout, count: int, budget: int) -> bool:
-    """Whether ``count`` columns of a section cost less as windows, unless that is forced."""
-    wanted = choice("windows")
-    if wanted is not None:
-        return wanted
+def windows_cost(plan: Plan, section: Section, layout: Layout, count: int, budget: int) -> float:
+    """``count`` columns that start at the pixels of a section's entry, as windows."""
     samples, _, *size = section.entry.shape
     each = count // max(1, prod(size)) * samples * section.entry.dtype.itemsize
     tiles = tile_count(size, layout.multiple, most_pixels(layout, each, budget))
-    saved = sum(
-        column_cost(plan, position) - column_cost(plan, position, layout)
-        for position in layout.positions
-    )
-    return count * saved > CALL * tiles * len(layout.positions)
+    return sum(count * column_cost(plan, p, layout) + CALL * tiles for p in layout.positions)
 
 
 def summed_of(use: object) -> bool:

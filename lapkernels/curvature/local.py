@@ -219,10 +219,11 @@ class LocalWalks:
         for position in reversed(range(self.section.first, self.section.last)):
             walk.visit(position, collector)
         pull_weights(self.plan, walk.waiting, s.shape[0] * tile.lanes.pixels, collector)
-        for value in self.section.ends if ended is not None else ():
-            squares = walk.squares(value)
-            if ended is not None and squares is not None:
-                ended(value, squares)
+        if ended is not None:
+            for value in self.section.ends:
+                squares = walk.squares(value)
+                if squares is not None:
+                    ended(value, squares)
         return None if self.section.exit is None else walk.at(self.section.exit)
 
 

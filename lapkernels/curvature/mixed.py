@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.budget import default_budget
-from lapkernels.curvature.cost import Cut, windows_pay
+from lapkernels.curvature.cost import FORCED, Cut, column_cost, decomposition, windows_cost
 from lapkernels.curvature.diagonal_walk import hand_out_diagonal
 from lapkernels.curvature.local import local_layout, pull_local
 from lapkernels.curvature.plan import Plan, Section
@@ -118,8 +118,8 @@ class _Mixed:
 
         Columns that start at pixels are so many at each, and ``local`` makes those of a tile.
         """
-        cut = self._bottleneck(last, count)
-        if cut is None and local is not None and self._carry_windows(start, count, last, *local):
+        cut, cost = self._bottleneck(last, count)
+        if local is not None and self._carry_windows(start, count, last, cost, *local):
             return
         if cut is not None:
             section = Section(cut.position, last, start, cut.value)
@@ -141,10 +141,11 @@ class _Mixed:
         start: Value,
         count: int,
         last: int,
+        cost: float,
         columns: int,
         local: Callable[[tuple[slice, ...]], Tensor],
     ) -> bool:
-        """Carry columns as windows to where values are wide, if that costs less."""
+        """Carry columns as windows to where values are wide, if that is less than ``cost``."""
         wide = [
             value
             for node in self.plan.sample_nodes[:last]
@@ -153,7 +154,10 @@ class _Mixed:
         ]
         section = Section(0, last, start, ends=tuple(wide))
         layout = local_layout(self.plan, section)
-        if layout is None or not windows_pay(self.plan, section, layout, count, self.budget):
+        wanted = choice("windows")
+        if layout is None or wanted is False:
+            return False
+        if not wanted and windows_cost(self.plan, section, layout, count, self.budget) >= cost:
             return False
 
         def ended(value: Value, squares: Tensor) -> None:
@@ -164,20 +168,25 @@ class _Mixed:
             pass
         return True
 
-    def _bottleneck(self, last: int, count: int) -> Cut | None:
-        """The narrowest value that all columns pass before a wide one, if it has fewer features."""
-        wide = [
-            position
-            for position, node in enumerate(self.plan.sample_nodes[:last])
-            if not all(_narrow(value, self.threshold) for value in node.outputs)
+    def _bottleneck(self, last: int, count: int) -> tuple[Cut | None, float]:
+        """The cut before any wide value at which compression costs least, or none, and the cost."""
+        narrow = [
+            all(_narrow(value, self.threshold) for value in node.outputs)
+            for node in self.plan.sample_nodes[:last]
         ]
-        found = [
-            cut
-            for cut in cuts(self.plan)
-            if max(wide, default=-1) < cut.position < last and 0 < features(cut.value) < count
-        ]
-        allowed = choice("compressed") is not False
-        return min(found, key=lambda cut: features(cut.value)) if found and allowed else None
+        costs = [column_cost(self.plan, p) if narrow[p] else 0.0 for p in range(last)]
+        wide = max((p for p in range(last) if not narrow[p]), default=-1)
+        best: tuple[Cut | None, float] = (None, count * sum(costs))
+        for cut in cuts(self.plan) if choice("compressed") is not False else []:
+            d = features(cut.value)
+            if not (wide < cut.position < last and 0 < d < count):
+                continue
+            above, below = sum(costs[cut.position :]), sum(costs[: cut.position])
+            compressed = FORCED if choice("compressed") else decomposition(count, d)
+            cost = count * above + d * below + compressed * self.plan.trace.count
+            if cost < best[1]:
+                best = cut, cost
+        return best
 
     def carry(self, start: Value, s: Tensor, last: int) -> None:
         """Carry columns at a value, made by a node before ``last``, through narrow values."""
