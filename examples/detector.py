@@ -10,7 +10,9 @@ the corners is found in four ways:
 - from 20 networks drawn anew for each image;
 - from 20 networks drawn once and kept in memory.
 
-Prints time for an image, and how well each ranks wrong boxes above right ones (AUROC).
+Prints time for an image, and how well each ranks wrong boxes above right ones (AUROC), for three
+detectors of other seeds and scenes. With ``--networks`` the trained ones are kept, so that they can
+be measured again.
 
     python examples/detector.py --out results
 """
@@ -18,11 +20,14 @@ Prints time for an image, and how well each ranks wrong boxes above right ones (
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isnan
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from common import minimise, options, show, table
+from common import options, show, spread, table
 from scenes import CLASSES, HEIGHT, WIDTH, Scene, scene
 from torch import Tensor, nn
 
@@ -32,7 +37,7 @@ import lapkernels as lk
 ANCHORS = {8: ((9.0, 22.0), (26.0, 14.0)), 16: ((36.0, 18.0), (26.0, 24.0))}
 DRAWS = 20
 # Of the prior; one is chosen on scenes kept aside.
-PRECISIONS = (1e2, 1e3, 1e4, 1e5)
+PRECISIONS = (1e3, 1e4, 1e5, 1e6)
 IGNORED = -100
 
 
@@ -57,6 +62,11 @@ class Detector(nn.Module):
         self.numbers = len(CLASSES) + 4
         self.near_head = nn.Conv2d(8 * w, 2 * self.numbers, 3, 1, 1)
         self.far_head = nn.Conv2d(16 * w, 2 * self.numbers, 3, 1, 1)
+        for name, weight in self.named_parameters():
+            if name.endswith("head.weight"):
+                nn.init.normal_(weight, std=0.01)
+            elif name.endswith("weight"):
+                nn.init.kaiming_normal_(weight, nonlinearity="relu")
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Both heads."""
@@ -160,23 +170,32 @@ def wrong(boxes: Boxes, truth: Scene) -> Tensor:
     return result
 
 
+def darkened(x: Tensor) -> Tensor:
+    """Images [N, 3, H, W] in less light and with more noise, on the way to hard scenes."""
+    light, noise = torch.rand(2, len(x), 1, 1, 1)
+    return x * (1 - light / 2) + 0.1 * noise * torch.randn_like(x)
+
+
 def trained(data: list[Scene], grid: Tensor, width: int, steps: int, batch: int) -> Detector:
-    """Sum of both heads' losses over the number of matched anchors."""
+    """Sum of both heads' losses over the number of matched anchors, by Adam with a warm-up."""
     model = Detector(width)
     parts = [targets(one, grid) for one in data]
     labels, offsets, mask = (torch.stack(part) for part in zip(*parts, strict=True))
     x = torch.stack([one.image for one in data])
-
-    def loss() -> Tensor:
+    optimizer = torch.optim.Adam(model.parameters())
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-3, steps, pct_start=0.1)
+    for _ in range(steps):
         pick = torch.randint(len(data), (batch,))
-        found = model(x[pick], mask[pick])
+        found = model(darkened(x[pick]), mask[pick])
         classes = F.cross_entropy(
             found["logits"], labels[pick], ignore_index=IGNORED, reduction="sum"
         )
         boxes = (found["offsets"] - offsets[pick]).square().sum() / (2 * 0.1)
-        return (classes + boxes) / mask[pick].sum()
-
-    minimise(loss, model.parameters(), steps, 2e-3)
+        optimizer.zero_grad()
+        ((classes + boxes) / mask[pick].sum()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0)
+        optimizer.step()
+        schedule.step()
     return model.eval()
 
 
@@ -340,7 +359,7 @@ def picture(results: list[tuple[Scene, Boxes, Any]]) -> object:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(2, 3, figsize=(15, 6))
-    for ax, (one, boxes, spread) in zip(axes.flat, results, strict=False):
+    for ax, (one, boxes, width) in zip(axes.flat, results, strict=False):
         ax.imshow(one.image.clamp(0, 1).permute(1, 2, 0))
         ax.set_axis_off()
         bad = wrong(boxes, one)
@@ -350,61 +369,114 @@ def picture(results: list[tuple[Scene, Boxes, Any]]) -> object:
                 (left, top), right - left, bottom - top, fill=False, color=colour
             )
             ax.add_patch(box)
-            word = f"{CLASSES[int(boxes.label[k])]} {boxes.score[k]:.2f} ± {spread.score[k]:.2f}"
-            ax.text(left, top - 1, word, color=colour, fontsize=8)
+            word = f"{CLASSES[int(boxes.label[k])]} {boxes.score[k]:.2f} ± {width.score[k]:.2f}"
+            shade = {"facecolor": "black", "linewidth": 0, "pad": 1}
+            ax.text(left, top - 2, word, color=colour, fontsize=8, bbox=shade)
     figure.tight_layout()
     return figure
 
 
-def main() -> None:
-    """Train, fit, compare."""
-    parser = options(__doc__)
-    parser.add_argument("--width", type=int, default=24, help="channels of the first layer")
-    parser.add_argument("--steps", type=int, default=400, help="steps of training")
-    arguments = parser.parse_args()
-    quick = arguments.quick
-    torch.manual_seed(arguments.seed)
-    start = 1_000_000 * arguments.seed
-    data = [scene(start + i) for i in range(40 if quick else 600)]
-    new = [scene(start + 500_000 + i, hard=i % 2 == 1) for i in range(6 if quick else 100)]
+@dataclass(frozen=True)
+class Comparison:
+    """Of each way the median time of an image, and AUROC by the spread of score and corners."""
+
+    seconds: dict[str, float]
+    ranks: dict[str, tuple[float, float]]
+    found: str
+    results: list[tuple[Scene, Boxes, Any]]
+
+
+def fitted(
+    seed: int, width: int, steps: int, quick: bool, folder: Path | None
+) -> tuple[Detector, Weights]:
+    """A detector and its curvature, from scenes of a seed or from a file in the folder."""
+    path = None if folder is None else folder / f"detector_{seed}_{width}_{steps}.pt"
+    if path is not None and path.exists():
+        model = Detector(width).eval()
+        stored = torch.load(path, weights_only=True)
+        model.load_state_dict(stored["model"])
+        return model, stored["curvature"]
+    torch.manual_seed(seed)
+    data = [scene(1_000_000 * seed + i) for i in range(80 if quick else 1500)]
     grid = anchors()
-    # A detector of a few steps is sure of nothing.
-    width, steps, threshold = (4, 60, 0.02) if quick else (arguments.width, arguments.steps, 0.3)
-    model = trained(data, grid, width, steps, 16)
+    model = trained(data, grid, width, steps, 8)
     part = data[: 40 if quick else 200]
     # Of all training images, estimated from a part of them.
     scale = len(data) / len(part)
     h = {name: scale * value for name, value in curvature(model, part, grid).items()}
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save({"model": model.state_dict(), "curvature": h}, path)
+    return model, h
+
+
+def compare(seed: int, width: int, steps: int, quick: bool, folder: Path | None) -> Comparison:
+    """Train on scenes of a seed, fit, and compare on other ones."""
+    model, h = fitted(seed, width, steps, quick, folder)
+    torch.manual_seed(seed)
+    start, grid = 1_000_000 * seed, anchors()
     aside = [scene(start + 400_000 + i) for i in range(4 if quick else 20)]
+    new = [scene(start + 500_000 + i, hard=i % 2 == 1) for i in range(6 if quick else 44)]
     precision = tuned(model, h, aside, grid)
     variance = {name: 1 / (value + precision) for name, value in h.items()}
-    joined, seconds, results = evaluate(model, variance, new, grid, threshold)
+    # A detector of a few steps is sure of nothing.
+    joined, seconds, results = evaluate(model, variance, new, grid, 0.1 if quick else 0.3)
     mistakes = joined.pop("wrong")["score"]
-    rows = []
-    slowest = min(seconds[f"{DRAWS} draws"])
-    for name, found in joined.items():
-        ranks = [_auroc(mistakes, found[what]) for what in ("score", "box")]
-        clock = ["–", "–"]
-        if name in seconds:
-            least = min(seconds[name])
-            clock = [f"{1e3 * least:.1f}", f"{slowest / least:.1f}× faster"]
-        rows.append([name, *clock, *ranks])
-    head = ["way", "ms an image", "against draws", "AUROC, score", "AUROC, corners"]
-    size = sum(p.numel() for p in model.parameters())
-    text = (
-        f"{table(head, rows)}\n\n{size} parameters, {len(mistakes)} boxes of {len(new)} scenes, "
-        f"{int(mistakes.sum())} of them wrong. Prior precision {precision:.0e}."
+    found = (
+        f"seed {seed}: {len(mistakes)} boxes of {len(new)} scenes, {int(mistakes.sum())} of them "
+        f"wrong, prior precision {precision:.0e}"
     )
-    show("detector", text, picture(results), arguments.out)
+    ranks = {
+        name: (_auroc(mistakes, spread["score"]), _auroc(mistakes, spread["box"]))
+        for name, spread in joined.items()
+    }
+    typical = {name: median(times) for name, times in seconds.items()}
+    print(found, *(f"{n}: {_mean([s])}, {_mean([b])}" for n, (s, b) in ranks.items()), sep="\n  ")
+    print("  ms:", *(f"{name} {1e3 * value:.1f}" for name, value in typical.items()), flush=True)
+    return Comparison(typical, ranks, found, results)
 
 
-def _auroc(mistakes: Tensor, spread: Tensor) -> str:
+def main() -> None:
+    """Some detectors, one table."""
+    parser = options(__doc__)
+    parser.add_argument("--width", type=int, default=24, help="channels of the first layer")
+    parser.add_argument("--steps", type=int, default=1500, help="steps of training")
+    parser.add_argument("--seeds", type=int, default=3, help="how many detectors")
+    parser.add_argument(
+        "--networks", type=Path, metavar="FOLDER", help="of trained detectors: read, or written"
+    )
+    arguments = parser.parse_args()
+    quick = arguments.quick
+    width, steps = (8, 250) if quick else (arguments.width, arguments.steps)
+    seeds = 1 if quick else arguments.seeds
+    folder = arguments.networks
+    runs = [compare(arguments.seed + n, width, steps, quick, folder) for n in range(seeds)]
+    rows = []
+    for name in runs[0].ranks:
+        clock = ["–", "–"]
+        if name in runs[0].seconds:
+            gains = [run.seconds[f"{DRAWS} draws"] / run.seconds[name] for run in runs]
+            clock = [spread([1e3 * run.seconds[name] for run in runs], 1), f"{spread(gains, 1)}×"]
+        ranks = zip(*(run.ranks[name] for run in runs), strict=True)
+        rows.append([name, *clock, *(_mean(list(column)) for column in ranks)])
+    head = ["way", "ms an image", "faster than draws", "AUROC, score", "AUROC, corners"]
+    size = sum(p.numel() for p in Detector(width).parameters())
+    text = [table(head, rows), f"{size} parameters; " + "; ".join(run.found for run in runs) + "."]
+    show("detector", "\n\n".join(text), picture(runs[0].results), arguments.out)
+
+
+def _mean(values: list[float]) -> str:
+    """Mean ± standard error; none if a detector had no wrong or no right box."""
+    return "–" if any(map(isnan, values)) else spread(values)
+
+
+def _auroc(mistakes: Tensor, spread: Tensor) -> float:
     """How often a wrong box has the larger number."""
     from sklearn.metrics import roc_auc_score
 
     if mistakes.all() or not mistakes.any():
-        return "–"
-    return f"{roc_auc_score(mistakes.numpy(), spread.numpy()):.3f}"
+        return float("nan")
+    return float(roc_auc_score(mistakes.numpy(), spread.numpy()))
 
 
 if __name__ == "__main__":
