@@ -32,7 +32,7 @@ def rows(target: str, dtype: str, every_tile: bool = False) -> list[dict[str, An
     """One row for each kernel and tile: the most of all shapes that launch it."""
     hip = target.startswith("gfx")
     found: dict[tuple[str, str], dict[str, Any]] = {}
-    done: set[tuple[str, str, str]] = set()
+    done: set[tuple[str, ...]] = set()
     for shape in SHAPES:
         for launch in recorded(shape, getattr(torch, dtype), hip):
             with mock.patch.object(torch.version, "hip", "6.0" if hip else None):
@@ -51,9 +51,9 @@ def rows(target: str, dtype: str, every_tile: bool = False) -> list[dict[str, An
                 row["ops"] = sorted({*row["ops"], shape.op})
                 # Sizes of what goes over memory once are no part of a kernel.
                 label = "" if "entries" in shape.label else shape.label
-                if (*key, label) in done:
+                if (*key, shape.name, label) in done:
                     continue
-                done.add((*key, label))
+                done.add((*key, shape.name, label))
                 used = compile_launch(launch, tile, target)
                 for name in ("registers", "spills", "shared"):
                     row[name] = max(row[name], getattr(used, name))
