@@ -107,7 +107,7 @@ def gram_kernel(
 
 def _tile(rows: int, columns: int, positions: int, warps: int, stages: int) -> Tile:
     constants = {"ROWS": rows, "COLUMNS": columns, "POSITIONS": positions}
-    return Tile(constants, warps, stages, registers=168)
+    return Tile(constants, warps, stages, registers=255)
 
 
 _TILES = (_tile(64, 32, 16, 8, 2), _tile(32, 32, 16, 8, 2))
