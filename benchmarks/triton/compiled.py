@@ -17,7 +17,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.triton.instances import Launch
-from lapkernels.kernels.triton.launch import OPTIONS, Tile
+from lapkernels.kernels.triton.launch import OPTIONS, Tile, is_tf32
 
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
@@ -56,7 +56,7 @@ def compile_launch(launch: Launch, tile: Tile, target: str) -> Resources:
         else:
             signature[parameter.name] = _described(value, (index,), constants, attributes)
     source = ASTSource(launch.kernel.function, signature, constants, attributes)
-    options = {**OPTIONS, **tile.options}
+    options = {**OPTIONS, **tile.options(is_tf32(arguments))}
     if target.startswith("gfx"):
         options.pop("maxnreg", None)
     found = triton.compile(source, target=TARGETS[target], options=options)

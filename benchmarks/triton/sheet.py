@@ -1,7 +1,9 @@
 """What every Triton kernel takes on every device it is meant for, without one of them.
 
     python -m benchmarks.triton.sheet --write                   the tables of docs/triton_kernels.md
-    python -m benchmarks.triton.sheet --json sm_80-float32      rows for one target and dtype
+    python -m benchmarks.triton.sheet --json sm_80-float32      rows for one target and dtype, or
+                                                                tf32 or tf32x3: float32 that is
+                                                                multiplied so
     python -m benchmarks.triton.sheet                           work against the least, no compiling
 
 Run it without TRITON_INTERPRET: the interpreter compiles nothing.
@@ -23,7 +25,8 @@ from benchmarks.triton.instances import REFERENCE, SHAPES, recorded
 from benchmarks.triton.roofline import roofline
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "triton_kernels.md"
-DTYPES = ("float32", "float64", "float16", "bfloat16")
+# What torch.set_float32_matmul_precision calls products other than those of IEEE.
+PRECISIONS = {"tf32x3": "high", "tf32": "medium"}
 # Registers of a multiprocessor, bytes of shared memory, threads: the limits of occupancy on sm_80.
 REGISTERS, SHARED, THREADS, BLOCKS = 65536, 167936, 2048, 32
 
@@ -31,10 +34,12 @@ REGISTERS, SHARED, THREADS, BLOCKS = 65536, 167936, 2048, 32
 def rows(target: str, dtype: str, every_tile: bool = False) -> list[dict[str, Any]]:
     """One row for each kernel and tile: the most of all shapes that launch it."""
     hip = target.startswith("gfx")
+    torch.set_float32_matmul_precision(PRECISIONS.get(dtype, "highest"))
+    kind = torch.float32 if dtype in PRECISIONS else getattr(torch, dtype)
     found: dict[tuple[str, str], dict[str, Any]] = {}
     done: set[tuple[str, ...]] = set()
     for shape in SHAPES:
-        for launch in recorded(shape, getattr(torch, dtype), hip):
+        for launch in recorded(shape, kind, hip):
             with mock.patch.object(torch.version, "hip", "6.0" if hip else None):
                 tiles = launch.kernel.tiles(launch.arguments)
             for tile in tiles if every_tile else tiles[:1]:

@@ -114,7 +114,7 @@ _TILES = (_tile(64, 32, 16, 8, 2), _tile(32, 32, 16, 8, 2))
 
 GRAM = Kernel(
     gram_kernel,
-    key=("MOST_COLUMNS", "row_count", "index_count", "positions"),
+    key=("MOST_COLUMNS", "row_count", "index_count", "positions", "PRECISION"),
     nvidia=_TILES,
     amd=_TILES,
     interpreter={"ROWS": 64, "COLUMNS": 64, "POSITIONS": 128},

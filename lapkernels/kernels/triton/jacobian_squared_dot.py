@@ -98,7 +98,7 @@ _TILES = (_tile(32, 64, 16, 8, 2), _tile(32, 32, 16, 8, 2))
 
 SQUARED_DOT = Kernel(
     squared_dot_kernel,
-    key=("MOST_COLUMNS", "row_count", "index_count", "positions"),
+    key=("MOST_COLUMNS", "row_count", "index_count", "positions", "PRECISION"),
     nvidia=_TILES,
     amd=_TILES,
     interpreter={"ROWS": 64, "COLUMNS": 64, "POSITIONS": 128},

@@ -89,7 +89,7 @@ _TILES = (_tile(64, 64, 16), _tile(32, 32, 16, registers=255))
 
 SQUARED_SUM = Kernel(
     squared_sum_kernel,
-    key=("MOST_ROWS", "row_count", "index_count", "column_count", "positions"),
+    key=("MOST_ROWS", "row_count", "index_count", "column_count", "positions", "PRECISION"),
     nvidia=_TILES,
     amd=_TILES,
     interpreter={"ROWS": 64, "COLUMNS": 64, "POSITIONS": 128},

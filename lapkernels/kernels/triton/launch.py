@@ -24,6 +24,8 @@ Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
 # Set explicitly: its default differs between versions of Triton.
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+# Of a thread, on NVIDIA devices.
+MOST_REGISTERS = 255
 
 TYPES = {
     torch.float16: tl.float16,
@@ -38,7 +40,8 @@ class Tile:
     """Constants of a kernel, with the warps and pipeline stages it is compiled for.
 
     `registers` is the most that a thread may take, on NVIDIA devices. Left to itself the compiler
-    spills a few bytes where that lets one more block run at a time.
+    spills a few bytes where that lets one more block run at a time; with TF32 products it does so
+    in most tiles, and is never left to itself.
     """
 
     constants: Mapping[str, int]
@@ -46,10 +49,10 @@ class Tile:
     stages: int = 2
     registers: int | None = None
 
-    @property
-    def options(self) -> dict[str, Any]:
+    def options(self, tf32: bool = False) -> dict[str, Any]:
         """What the tile is compiled with, beside `OPTIONS`."""
-        limit = {"maxnreg": self.registers} if self.registers and not torch.version.hip else {}
+        registers = MOST_REGISTERS if tf32 else self.registers
+        limit = {"maxnreg": registers} if registers and not torch.version.hip else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
 
 
@@ -78,7 +81,7 @@ class Kernel:
             self.function[grid](
                 **arguments,
                 **tile.constants,
-                **tile.options,
+                **tile.options(is_tf32(arguments)),
                 **OPTIONS,
             )
         else:
@@ -96,10 +99,15 @@ class Kernel:
     def tuner(self, stopwatch: Callable[..., Any] | None = None) -> Any:
         """Triton's tuner over the tiles that fit; a stopwatch other than Triton's is for tests."""
         space = self.amd if torch.version.hip else self.nvidia
-        configs = {tile: triton.Config(dict(tile.constants), **tile.options) for tile in space}
+        configs = {
+            (tile, tf32): triton.Config(dict(tile.constants), **tile.options(tf32))
+            for tile in space
+            for tf32 in (False, True)
+        }
 
         def prune(every: list[Any], named: Mapping[str, Any], **rest: Any) -> list[Any]:
-            return [configs[tile] for tile in self.tiles({**named, **rest})]
+            arguments = {**named, **rest}
+            return [configs[tile, is_tf32(arguments)] for tile in self.tiles(arguments)]
 
         return triton.autotune(
             [*configs.values()],
@@ -108,6 +116,11 @@ class Kernel:
             restore_value=list(self.rewrites),
             do_bench=stopwatch,
         )(self.function)
+
+
+def is_tf32(arguments: Mapping[str, Any]) -> bool:
+    """Whether a launch multiplies in TF32."""
+    return arguments.get("PRECISION", "ieee") != "ieee"
 
 
 def product_types(tensor: Tensor, squared: bool = False) -> dict[str, Any]:

@@ -171,7 +171,15 @@ _TILES = (_tile(64, 64, 16, 8, 2), _tile(32, 32, 16, 8, 2), _tile(16, 16, 16, 4,
 
 POSITION_PRODUCTS = Kernel(
     position_products_kernel,
-    key=("row_channels", "column_channels", "sizes", "LEFT_TAPS", "RIGHT_TAPS", "PHASES"),
+    key=(
+        "row_channels",
+        "column_channels",
+        "sizes",
+        "LEFT_TAPS",
+        "RIGHT_TAPS",
+        "PHASES",
+        "PRECISION",
+    ),
     nvidia=_TILES,
     amd=_TILES,
     interpreter={"ROWS": 32, "COLUMNS": 32, "SUMMANDS": 256},

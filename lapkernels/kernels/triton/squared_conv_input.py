@@ -129,7 +129,7 @@ _TILES = (
 
 SQUARED_CONV_INPUT = Kernel(
     squared_conv_input_kernel,
-    key=("row_count", "sum_count", "sizes", "TAPS", "PHASES"),
+    key=("row_count", "sum_count", "sizes", "TAPS", "PHASES", "PRECISION"),
     nvidia=_TILES,
     amd=_TILES,
     interpreter={"ROWS": 32, "COLUMNS": 512, "SUMMANDS": 128},

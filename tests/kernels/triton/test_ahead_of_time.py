@@ -25,7 +25,9 @@ ONE_EACH = ["sm_80-float32", "sm_90-float16", "sm_100-bfloat16", "gfx942-float64
 ALL = [
     f"{target}-{dtype}"
     for target in ("sm_80", "sm_90", "sm_100", "gfx942")
-    for dtype in ("float32", "float64", "float16", "bfloat16")
+    for dtype in ("float32", "float64", "float16", "bfloat16", "tf32", "tf32x3")
+    # AMD devices have no TF32 products.
+    if not (target.startswith("gfx") and dtype.startswith("tf32"))
 ]
 
 

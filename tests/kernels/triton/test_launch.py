@@ -57,9 +57,10 @@ def test_tiles_are_not_larger_than_the_work() -> None:
     assert rows(1) == [4]
 
 
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_deterministic_algorithms_take_the_first_tile_untimed(
-    deterministic: bool, monkeypatch: pytest.MonkeyPatch
+    deterministic: bool, precision: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from lapkernels.kernels.triton import launch
     from lapkernels.kernels.triton.jacobian_squared_sum import SQUARED_SUM
@@ -78,7 +79,7 @@ def test_deterministic_algorithms_take_the_first_tile_untimed(
     kernel = replace(SQUARED_SUM, function=Function("plain"))
     monkeypatch.setattr(launch, "interpreted", lambda: False)
     monkeypatch.setitem(kernel.__dict__, "_tuned", Function("tuned"))
-    sizes = {"MOST_ROWS": 64, "column_count": 64, "index_count": 64}
+    sizes = {"MOST_ROWS": 64, "column_count": 64, "index_count": 64, "PRECISION": precision}
     torch.use_deterministic_algorithms(deterministic)
     try:
         kernel.launch(lambda constants: (1,), **sizes)
@@ -88,8 +89,22 @@ def test_deterministic_algorithms_take_the_first_tile_untimed(
     assert name == ("plain" if deterministic else "tuned")
     if deterministic:
         first = SQUARED_SUM.nvidia[0]
-        wanted = {**first.constants, **first.options}
-        assert {key: arguments[key] for key in wanted} == wanted
+        wanted = {**first.constants, **first.options(), "maxnreg": 255}
+        if precision == "ieee":
+            del wanted["maxnreg"]
+        assert {key: arguments[key] for key in arguments if key in {*wanted, "maxnreg"}} == wanted
+
+
+def test_tiles_are_tuned_with_all_registers_for_tf32() -> None:
+    from lapkernels.kernels.triton.jacobian_squared_sum import SQUARED_SUM
+
+    sizes = {"MOST_ROWS": 64, "column_count": 64, "index_count": 64}
+    prune = SQUARED_SUM.tuner().early_config_prune
+    limits = {
+        precision: [config.maxnreg for config in prune([], {**sizes, "PRECISION": precision})]
+        for precision in ("ieee", "tf32", "tf32x3")
+    }
+    assert limits == {"ieee": [None, 255], "tf32": [255, 255], "tf32x3": [255, 255]}
 
 
 def test_sums_are_split_by_sizes_alone() -> None:
