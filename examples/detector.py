@@ -416,7 +416,7 @@ def compare(seed: int, width: int, steps: int, quick: bool, folder: Path | None)
     torch.manual_seed(seed)
     start, grid = 1_000_000 * seed, anchors()
     aside = [scene(start + 400_000 + i) for i in range(4 if quick else 20)]
-    new = [scene(start + 500_000 + i, hard=i % 2 == 1) for i in range(6 if quick else 44)]
+    new = [scene(start + 500_000 + i, hard=i % 2 == 1) for i in range(6 if quick else 120)]
     precision = tuned(model, h, aside, grid)
     variance = {name: 1 / (value + precision) for name, value in h.items()}
     # A detector of a few steps is sure of nothing.
