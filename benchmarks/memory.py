@@ -46,18 +46,22 @@ class MemoryServer:
             stdout=subprocess.PIPE,
             text=True,
         )
+        # Its imports would take time from the first case.
+        self._answer()
 
-    def measure(self, family: Family, size: Any, method: Method) -> int | None:
-        """Peak extra bytes, or None where the system cannot tell or the method failed."""
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
-        print(
-            json.dumps([family.name, str(size), method.name, self._device]), file=stdin, flush=True
-        )
-        line = stdout.readline()
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
         if not line:
             raise RuntimeError("the memory server has ended; its messages are on stderr")
         return json.loads(line)
+
+    def measure(self, family: Family, size: Any, method: Method) -> int | None:
+        """Peak extra bytes, or None where the system cannot tell or the method failed."""
+        assert self._process.stdin is not None
+        request = [family.name, str(size), method.name, self._device]
+        print(json.dumps(request), file=self._process.stdin, flush=True)
+        return self._answer()
 
     def __enter__(self) -> MemoryServer:
         return self
@@ -102,13 +106,14 @@ def _arguments(family: Family, size: Any, method: Method, device: torch.device) 
 
 
 def serve() -> None:
-    """Answer requests, one JSON line each, until the input ends."""
+    """Say that it is ready, then answer requests, one JSON line each, until the input ends."""
     families = load()
     # What children would import themselves, seconds each: torch.func loads this on first use.
     importlib.import_module("torch._dynamo")
     # Methods may print; only answers may go to the pipe.
     answers = os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    os.write(answers, b"null\n")  # ready
     for line in sys.stdin:
         family_name, label, method_name, device = json.loads(line)
         family = families[family_name]

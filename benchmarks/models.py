@@ -55,7 +55,9 @@ diag_approx = family("diag_approx", SEQUENCES, IMAGES, oracles.approximate_diago
 gradient_and_diag_approx = family(
     "gradient_and_diag_approx", SEQUENCES, IMAGES, oracles.gradient_and_approximate_diagonal
 )
-diag_empirical = family("diag_empirical", EVERY, CLASSIFIER, oracles.empirical_diagonal)
+diag_empirical = family(
+    "diag_empirical", EVERY, CLASSIFIER, oracles.empirical_diagonal, checked=checked
+)
 kfac = family("kfac", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=tiny, draws=DRAWS)
 kflr = family("kflr", EVERY, CLASSIFIER, oracles.kronecker_factors, checked=checked)
 predictive_variance = family(
