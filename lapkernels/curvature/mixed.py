@@ -5,9 +5,9 @@ as columns, M = sum_v s_v s_v^T; elsewhere only its diagonal m is kept. Going ba
 turns columns into m = sum_v s_v², and a narrow one turns m into the d columns sqrt(m_j) e_j.
 Columns of different origin are never added up: their cross terms were dropped before. So columns go
 on alone, a few at a time, as far as values are narrow, and leave their squares where they end. On
-the way they are compressed at the narrowest bottleneck, as exact columns are; those that start at
-pixels and meet no bottleneck may be windows. Where m enters a layer of narrow result and wide
-input, the rule of diagonals is exact, and no columns are made.
+the way they are compressed at a bottleneck, or are windows if they start at pixels, whichever
+costs least. Where m enters a layer of narrow result and wide input, the rule of diagonals is exact,
+and no columns are made.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def pull_mixed(
             if m is not None and _narrow(value, threshold) and not mixed.widens(position):
                 outs[index] = None
                 count, chunk = features(value), partial(_as_columns, m, value)
-                local = (value.shape[1], partial(_at_pixels, m)) if m.dim() > 2 else None
+                local = (value.shape[1], partial(_unit_columns_at, m)) if m.dim() > 2 else None
                 mixed.carry_all(value, count, chunk, position + 1, local)
         if any(out is not None for out in outs):
             hand_out_diagonal(plan, position, outs, found)
@@ -239,7 +239,7 @@ def _entries(plan: Plan, threshold: float) -> int:
     return most
 
 
-def _at_pixels(m: Tensor, where: tuple[slice, ...]) -> Tensor:
+def _unit_columns_at(m: Tensor, where: tuple[slice, ...]) -> Tensor:
     """The columns sqrt(m_j) e_j of the features j of some pixels, [C, N, C, *pixels]."""
     root = m[(..., *where)].sqrt()
     channels = root.shape[1]
