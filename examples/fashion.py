@@ -3,8 +3,7 @@
 Trained on Fashion-MNIST, with MNIST as what lies outside; without files on the digits 0 to 6 of
 scikit-learn, with 7, 8 and 9 outside. All three predict with the same trained network, and both
 Laplace approximations with the same Kronecker posterior: what differs is whether drawn weights go
-through the network itself or through its linearisation. A fourth row lets the sampled one choose
-its own prior.
+through the network itself or through its linearisation.
 
     python examples/fashion.py --data fashion_mnist.npz --outside mnist.npz --out results
 """
@@ -25,10 +24,8 @@ from torch import Tensor, nn
 import lapkernels as lk
 from lapkernels.laplace import Calibration, calibration
 
-MAP, OWN = "MAP", "Laplace, sampled, own prior"
-SAMPLED, LINEARISED = "Laplace, sampled", "Laplace, linearised"
-GRID = (30.0, 60.0, 100.0, 200.0, 400.0, 1000.0)
-DRAWS = 20
+MAP, SAMPLED, LINEARISED = "MAP", "Laplace, sampled", "Laplace, linearised"
+GRID = (20.0, 40.0, 80.0, 160.0, 320.0)
 
 
 @dataclass
@@ -59,7 +56,7 @@ def load(data: Path | None, outside: Path | None, quick: bool) -> Images:
             for part in (first["x_train"], first["x_test"], second["x_test"])
         )
         labels, new_labels = (torch.tensor(first[part]).long() for part in ("y_train", "y_test"))
-        counts = (2000, 500, 2000)
+        counts = (20000, 2000, 10000)
     if quick:
         counts = (200, 50, 100)
     seen, end = counts[0], counts[0] + counts[1]
@@ -67,29 +64,39 @@ def load(data: Path | None, outside: Path | None, quick: bool) -> Images:
         (inside[:seen], labels[:seen]),
         (inside[seen:end], labels[seen:end]),
         (new[: counts[2]], new_labels[: counts[2]]),
-        strange[: counts[2] // 2],
+        strange[: counts[2] // 4],
     )
 
 
 def network(classes: int) -> nn.Sequential:
     """Three convolutions and three dense layers."""
     return nn.Sequential(
-        *(nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(8, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(288, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, classes)),
+        *(nn.Conv2d(1, 16, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(32, 64, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(576, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, classes)),
     )
 
 
+def lay_out(model: nn.Module, layout: torch.memory_format) -> None:
+    """Weights of convolutions in this order in memory."""
+    for p in model.parameters():
+        if p.dim() == 4:
+            p.data = p.data.to(memory_format=layout)
+
+
 def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
-    """Maximum a posteriori under Gaussians of precision 0.1, with batches of 50."""
+    """Maximum a posteriori under Gaussians of precision 3, with batches of 100."""
 
     def loss() -> Tensor:
-        i = torch.randint(len(x), (50,))
+        i = torch.randint(len(x), (100,))
         penalty = sum(p.square().sum() for p in model.parameters())
-        return nn.functional.cross_entropy(model(x[i]), y[i]) + 0.05 * penalty / len(x)
+        return nn.functional.cross_entropy(model(x[i]), y[i]) + 1.5 * penalty / len(x)
 
-    minimise(loss, model.parameters(), epochs * len(x) // 50, 3e-3)
+    # Channels last trains in about half the time on a CPU.
+    lay_out(model, torch.channels_last)
+    minimise(loss, model.parameters(), epochs * len(x) // 100, 2e-3)
+    lay_out(model, torch.contiguous_format)
 
 
 def batches(x: Tensor, *y: Tensor) -> list[tuple[Tensor, ...]]:
@@ -103,15 +110,27 @@ def probabilities(la: lk.Laplace, method: str, x: Tensor) -> Tensor:
         with torch.no_grad():
             return la.model(x).softmax(1)
     generator = torch.Generator().manual_seed(0)
-    if method == LINEARISED:
-        parts = (la.predict(part, link="mc", generator=generator) for (part,) in batches(x))
-        return torch.cat([part.probabilities for part in parts])
-    return la.predict(x, how="weights", samples=DRAWS, generator=generator).probabilities
+    if method == SAMPLED:
+        return la.predict(x, how="weights", samples=20, generator=generator).probabilities
+    parts = (la.predict(p, link="mc", samples=1000, generator=generator) for (p,) in batches(x))
+    return torch.cat([part.probabilities for part in parts])
 
 
-def log_likelihood(p: Tensor, y: Tensor) -> float:
-    """Mean log-probability of the labels."""
-    return float(p.gather(1, y.unsqueeze(1)).log().mean())
+def log_likelihood(p: Tensor, y: Tensor) -> Tensor:
+    """Log-probability of each label."""
+    return p.gather(1, y.unsqueeze(1)).log().squeeze(1)
+
+
+def widest(la: lk.Laplace, x: Tensor, y: Tensor) -> float:
+    """The smallest precision that is, linearised, within one standard error of the best.
+
+    Validation data hardly tell these from each other, and a wider posterior knows better what lies
+    outside.
+    """
+    found = {g: log_likelihood(probabilities(la.set_prior(g), LINEARISED, x), y) for g in GRID}
+    best = max(found.values(), key=lambda scores: float(scores.mean()))
+    least = best.mean() - best.std() / len(best) ** 0.5
+    return min(g for g, scores in found.items() if scores.mean() >= least)
 
 
 def run(
@@ -123,19 +142,13 @@ def run(
     train(model, *images.train, epochs)
     la = lk.Laplace(model.eval(), "classification", structure="kron", seed=seed)
     la.fit(batches(*images.train))
-
-    def chosen(method: str) -> float:
-        x, y = images.validation
-        scores = {g: log_likelihood(probabilities(la.set_prior(g), method, x), y) for g in GRID}
-        return max(scores, key=scores.__getitem__)
-
-    own, common = chosen(SAMPLED), chosen(LINEARISED)
-    print(f"seed {seed}: prior precision {common:g}, of the sampled one alone {own:g}")
+    precision = widest(la, *images.validation)
+    la.set_prior(precision)
+    print(f"seed {seed}: prior precision {precision:g}")
     x, y = images.test
     outside = torch.cat([torch.zeros(len(x)), torch.ones(len(images.outside))])
     scores, curves = {}, {}
-    for method in (MAP, SAMPLED, OWN, LINEARISED):
-        la.set_prior(own if method == OWN else common)
+    for method in (MAP, SAMPLED, LINEARISED):
         p = probabilities(la, method, torch.cat([x, images.outside]))
         entropy = -torch.special.xlogy(p, p).sum(1)
         p = p[: len(x)]
@@ -143,9 +156,9 @@ def run(
         accuracy = float((p.argmax(1) == y).double().mean())
         auroc = float(roc_auc_score(outside, entropy))
         scores[method] = [
-            accuracy, -log_likelihood(p, y), curves[method].expected_error, auroc
+            accuracy, -float(log_likelihood(p, y).mean()), curves[method].expected_error, auroc
         ]  # fmt: skip
-        print(f"{method:<28}", *(f"{score:.3f}" for score in scores[method]), flush=True)
+        print(f"{method:<20}", *(f"{score:.3f}" for score in scores[method]), flush=True)
     return scores, curves
 
 
@@ -167,7 +180,7 @@ def main() -> None:
     parser = options(__doc__, data="Fashion-MNIST as .npz", outside="MNIST as .npz")
     chosen = parser.parse_args()
     images = load(chosen.data, chosen.outside, chosen.quick)
-    epochs, seeds = (1, 1) if chosen.quick else (40, 3)
+    epochs, seeds = (1, 1) if chosen.quick else (30, 3)
     runs = [run(images, chosen.seed + number, epochs) for number in range(seeds)]
     header = ["", "accuracy ↑", "NLL ↓", "ECE ↓", "AUROC outside ↑"]
     rows = [
