@@ -46,7 +46,24 @@ enum class Activation {
   sigmoid,
   softplus,
   silu,
-  gelu
+  gelu,
+  tanh_of_result,
+  sigmoid_of_result
+};
+
+// One layer of a chain: what it reads, and what is made of the diagonal m and the gradient g at its
+// result. Null data is not read or not made. Biases are contiguous.
+template <class T>
+struct ChainLayer {
+  bool linear;
+  Grid<const T> weight, x, z;
+  Taps taps;
+  bool transposed;
+  Activation activation;
+  double slope;
+  Grid<T> weight_squares, weight_gradient;
+  T *bias_squares, *bias_gradient;
+  Grid<T> m, g;  // at the operand of the activation that made x
 };
 
 // The kernels of one kind of device for one element type; null where there is none. A context says
@@ -95,6 +112,18 @@ struct KernelTable {
                              Taps);
   void (*sparse_conv_input)(const Context&, Grid<T> out, Update, Grid<const T> s,
                             Grid<const T> weight, Taps);
+  // A layer and its gradient, for few channels; a GPU's own library has these. A bias is
+  // contiguous, or null.
+  void (*conv_input)(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> weight,
+                     const T* bias, Taps, bool transposed, Grid<const T> z, Activation,
+                     double slope);
+  void (*conv_weight)(const Context&, Grid<T> out, Update, Grid<const T> small, Grid<const T> large,
+                      Taps);
+  // From the last layer of a chain to the first.
+  void (*layer_chain)(const Context&, Grid<const T> m, Grid<const T> g,
+                      std::span<const ChainLayer<T>>);
+  // Two spatial dimensions; the index is contiguous.
+  void (*max_pool)(const Context&, Grid<T> out, int64_t* index, Grid<const T> x, Taps);
 };
 
 }  // namespace lapkernels

@@ -1,4 +1,4 @@
-// Squared derivatives of elementwise activations.
+// Derivatives of elementwise activations, and their squares.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 
 // exp by halving the argument's range to |r| <= ln 2 / 2 and a Taylor polynomial, error a few ulp.
@@ -22,41 +22,42 @@ inline float fast_exp(float x) {
 }
 inline double fast_exp(double x) { return std::exp(x); }
 
+// phi'(z), or, where an activation's result y is known better than z, from y.
 template <class T, Activation kind>
-inline T squared_slope(T z, T slope) {
-  if constexpr (kind == Activation::given) return z * z;
+inline T derivative(T z, T slope) {
+  if constexpr (kind == Activation::given) return z;
   if constexpr (kind == Activation::relu) return z > 0 ? T(1) : T(0);
-  if constexpr (kind == Activation::leaky_relu) return z > 0 ? T(1) : slope * slope;
+  if constexpr (kind == Activation::leaky_relu) return z > 0 ? T(1) : slope;
   if constexpr (kind == Activation::elu) {
     const T d = slope * fast_exp(std::min(z, T(0)));
-    return z > 0 ? T(1) : d * d;
+    return z > 0 ? T(1) : d;
   }
   if constexpr (kind == Activation::tanh) {
     // 1 - tanh² = 4 e / (1 + e)², e = exp(-2|z|): no cancellation.
     const T e = fast_exp(T(-2) * std::abs(z));
-    const T d = 4 * e / ((1 + e) * (1 + e));
-    return d * d;
+    return 4 * e / ((1 + e) * (1 + e));
   }
   if constexpr (kind == Activation::sigmoid) {
     const T e = fast_exp(-std::abs(z));
-    const T d = e / ((1 + e) * (1 + e));
-    return d * d;
+    return e / ((1 + e) * (1 + e));
   }
-  if constexpr (kind == Activation::softplus) {
-    const T d = 1 / (1 + fast_exp(-slope * z));
-    return d * d;
-  }
+  if constexpr (kind == Activation::softplus) return 1 / (1 + fast_exp(-slope * z));
   if constexpr (kind == Activation::silu) {
     const T s = 1 / (1 + fast_exp(-z));
-    const T d = s * (1 + z * (1 - s));
-    return d * d;
+    return s * (1 + z * (1 - s));
   }
   if constexpr (kind == Activation::gelu) {
     const T cdf = T(0.5) * (1 + std::erf(z * T(0.70710678118654752440)));
-    const T d = cdf + z * T(0.39894228040143267794) * std::exp(T(-0.5) * z * z);
-    return d * d;
+    return cdf + z * T(0.39894228040143267794) * std::exp(T(-0.5) * z * z);
   }
+  if constexpr (kind == Activation::tanh_of_result) return 1 - z * z;
+  if constexpr (kind == Activation::sigmoid_of_result) return z * (1 - z);
   return T(1);
+}
+template <class T, Activation kind>
+inline T squared_slope(T z, T slope) {
+  const T d = derivative<T, kind>(z, slope);
+  return d * d;
 }
 
 // Calls body.template operator()<kind>() for the activation known at run time.
@@ -83,5 +84,9 @@ void with_activation(Activation kind, Body2 body) {
       return body.template operator()<Activation::silu>();
     case Activation::gelu:
       return body.template operator()<Activation::gelu>();
+    case Activation::tanh_of_result:
+      return body.template operator()<Activation::tanh_of_result>();
+    case Activation::sigmoid_of_result:
+      return body.template operator()<Activation::sigmoid_of_result>();
   }
 }

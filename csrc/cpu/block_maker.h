@@ -6,7 +6,7 @@
 //   panels: windows are packed position by position, kPanel columns wide, and vectors run along
 //     the columns. For few positions.
 //   tiles: 3 x 3 and 5 x 5 kernels with fewer products, and vectors along the rows or the channels
-//     (tile_transform.h) or along the positions (tile_dots.h).
+//     (tile_transform.h, tile_rows.h) or along the positions (tile_dots.h).
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
@@ -27,8 +27,9 @@ struct Layout {
 
 // What tiles there are for a kernel.
 template <class T>
-using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 4>,
-                             TileDots<T, 3>, TileTransform<T, 5, 2>, TileDots<T, 5>>;
+using Tilings =
+    std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 4>, TileDots<T, 3>,
+                 TileTransform<T, 5, 2>, TileDots<T, 5>, TileRows<T, 5>>;
 
 // f<index>() for each of them that applies.
 template <class T, class F>
@@ -108,9 +109,9 @@ class BlockMaker {
   int64_t size(const Block& block) const { return layout_.size(block.rows(), block.channels()); }
 
   // sink(at, g, turn): the values of the block by vectors, at entry `at` of the layout; turn counts
-  // 0, 1, 2, 3, 0, ... `values` is room for a block.
+  // 0, 1, 2, 3, 0, ... `values` is room for a block. Sinks are copied and assigned.
   template <class Sink>
-  void visit(T* values, const Block& block, int64_t n, int64_t v, Sink sink) {
+  void visit(T* values, const Block& block, int64_t n, int64_t v, Sink& sink) {
     if (layout_.way != Way::tiles) {
       make(values, block, n, v);
       for (int64_t i = 0; i < size(block); i += 4 * kWidth<T>)

@@ -11,15 +11,23 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "point_transform.h"
 #include "tile_side.h"
 #include "tile_transform.h"
+#include "tile_windows.h"
 #include "tile_dots.h"
+#include "tile_rows.h"
 #include "block_maker.h"
 #include "jacobian_squared_sum.h"
 #include "jacobian_squared_dot.h"
 #include "jacobian_gram.h"
 #include "squared_conv_weight.h"
+#include "conv_weight.h"
 #include "activation.h"
 #include "squared_derivative.h"
+#include "convolve.h"
 #include "squared_conv_input.h"
+#include "conv_input.h"
+#include "linear_rows.h"
+#include "layer_chain.h"
+#include "max_pool.h"
 #include "window_lanes.h"
 #include "window_pull.h"
 #include "window_squared_sum.h"
@@ -39,7 +47,8 @@ const Kernels<T> table = {
     &kronecker_input<T>,       &kronecker_output<T>,     &squared_derivative<T>,
     &gaussian_kl<T>,           &squared_gradient_sum<T>, &precision_update<T>,
     &sample_from_precision<T>, &window_squared_sum<T>,   &window_pull<T>,
-    &sparse_squared_sum<T>,    &sparse_conv_input<T>,
+    &sparse_squared_sum<T>,    &sparse_conv_input<T>,    &conv_input<T>,
+    &conv_weight<T>,           &layer_chain<T>,          &max_pool<T>,
 };
 
 const Kernels<float>& float_table() { return table<float>; }

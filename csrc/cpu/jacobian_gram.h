@@ -6,6 +6,12 @@
 // fixed shares of the blocks, whose sums are added in order. A single column is a squared dot.
 
 template <class T>
+struct Keep {
+  T* values;
+  void operator()(int64_t at, Reg<T> g, int) { store(values + at, g); }
+};
+
+template <class T>
 void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                    Grid<const T> large, Grid<const T> variance, Taps taps) {
   const Correlation<T> p(small, large, taps);
@@ -39,8 +45,8 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     for (int64_t b = b0; b < b1; ++b) {
       for (int64_t v = 0; v < columns; ++v) {
         T* column = values.data() + v * size;
-        maker.visit(column, blocks[b], n, v,
-                    [&](int64_t at, Reg<T> g, int) { store(column + at, g); });
+        Keep<T> sink{column};
+        maker.visit(column, blocks[b], n, v, sink);
       }
       const int64_t count = maker.size(blocks[b]);
       for (int64_t first = 0; first < count; first += piece)

@@ -38,13 +38,24 @@ class GatheredWeight {
 };
 
 template <class T>
+struct WeightedSquares {
+  const T* weight;
+  Reg<T> lanes[4] = {};
+  void operator()(int64_t at, Reg<T> g, int turn) { lanes[turn] += load(weight + at) * g * g; }
+  T total() const { return sum<T>((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])); }
+};
+
+template <class T>
 void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Grid<const T> variance, Taps taps) {
   const Correlation<T> p(small, large, taps);
-  const Partition part = partition(p, kBlockValues);
-  const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 16;
   const int64_t units = p.samples * p.columns;
+  // Tiles hold no values beside the weights, so that their blocks may be large; but few samples are
+  // shared block by block.
+  const Partition part =
+      partition(p, has_tiling(p) && units >= kFew ? 4 * kBlockValues : kBlockValues);
+  const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   const int64_t shares = units < kFew ? std::min<int64_t>(8, blocks.size()) : 1;
   const int64_t runs = p.samples >= 2 * context.threads ? 1 : std::min(p.columns, context.threads);
   std::vector<T> partial(units * shares, T(0));
@@ -56,15 +67,12 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
-    Scratch<T> values(layout.size(part.rows, part.channels));
+    Scratch<T> values(layout.way == Way::tiles ? 0 : layout.size(part.rows, part.channels));
     for (int64_t b = b0; b < b1; ++b) {
       for (int64_t v = v0; v < v1; ++v) {
-        const T* w = weights.block(b);
-        Reg<T> lanes[4] = {};
-        maker.visit(values.data(), blocks[b], n, v,
-                    [&](int64_t at, Reg<T> g, int turn) { lanes[turn] += load(w + at) * g * g; });
-        partial[(n * p.columns + v) * shares + share] +=
-            sum<T>((lanes[0] + lanes[1]) + (lanes[2] + lanes[3]));
+        WeightedSquares<T> sink{weights.block(b)};
+        maker.visit(values.data(), blocks[b], n, v, sink);
+        partial[(n * p.columns + v) * shares + share] += sink.total();
       }
     }
   });

@@ -71,14 +71,35 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
     for (int64_t y = 0; y < p.taps.kernel[1]; ++y)
       for (int64_t x = 0; x < p.taps.kernel[2]; ++x)
         taps.push_back(z * out.stride[3] + y * out.stride[4] + x * out.stride[5]);
+  bool flat = out.stride[2] == p.kernel;
+  for (int64_t k = 0; k < p.kernel; ++k) flat = flat && taps[k] == k;
+  // Rows are brought into the order [row][channel][tap], some at a time.
+  constexpr int64_t kRowsAtOnce = 8;
+  const int64_t width = block.channels() * p.kernel;
+  std::vector<T> lines(kRowsAtOnce * width);
   const T decay = update.decay, scale = update.scale;
-  for (int64_t a = block.a0; a < block.a1; ++a, value += layout.row)
-    for (int64_t b = block.b0; b < block.b1; ++b) {
-      T* to = out.data + (block.group * p.rows + a) * out.stride[1] + b * out.stride[2];
-      const T* from = value + (b - block.b0) * layout.channel;
-      for (int64_t k = 0; k < p.kernel; ++k)
-        to[taps[k]] = (decay == 0 ? T(0) : decay * to[taps[k]]) + scale * from[k * layout.tap];
+  for (int64_t first = 0; first < block.rows(); first += kRowsAtOnce) {
+    const int64_t rows = std::min(kRowsAtOnce, block.rows() - first);
+    const T* from = value + first * layout.row;
+    if (layout.row == 1)
+      interleave(lines.data(), width, from, 1, layout.tap, width, rows);
+    else
+      for (int64_t r = 0; r < rows; ++r)
+        interleave(lines.data() + r * width, p.kernel, from + r * layout.row, layout.channel,
+                   layout.tap, p.kernel, block.channels());
+    for (int64_t r = 0; r < rows; ++r) {
+      const T* line = lines.data() + r * width;
+      T* to = out.data + (block.group * p.rows + block.a0 + first + r) * out.stride[1] +
+              block.b0 * out.stride[2];
+      auto put = [&](T& at, T term) { at = (decay == 0 ? T(0) : decay * at) + scale * term; };
+      if (flat)
+        for (int64_t i = 0; i < width; ++i) put(to[i], line[i]);
+      else
+        for (int64_t b = 0; b < block.channels(); ++b)
+          for (int64_t k = 0; k < p.kernel; ++k)
+            put(to[b * out.stride[2] + taps[k]], line[b * p.kernel + k]);
     }
+  }
 }
 
 // Sums terms over all samples and columns for every block of the weight, and updates out.
@@ -95,7 +116,7 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
   Scratch<T> partial(part.runs > 1 ? part.runs * size * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
-    Scratch<T> own(part.runs > 1 ? 0 : size), values(size);
+    Scratch<T> own(part.runs > 1 ? 0 : size), values(layout.way == Way::tiles ? 0 : size);
     T* total = part.runs > 1 ? partial.data() + task * size : own.data();
     BlockMaker<T> maker(p, part.rows, part.channels);
     const auto [begin, end] = run_range(units, part.runs, run);
@@ -113,14 +134,19 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
 }
 
 template <class T>
+struct AddSquares {
+  T* total;
+  void operator()(int64_t at, Reg<T> g, int) { store(total + at, load(total + at) + g * g); }
+};
+
+template <class T>
 void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Taps taps) {
   const Correlation<T> problem(small, large, taps);
   sum_over_units<T>(
       context, out, update, problem,
       [](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* total) {
-        maker.visit(g, block, n, v, [&](int64_t at, Reg<T> value, int) {
-          store(total + at, load(total + at) + value * value);
-        });
+        AddSquares<T> sink{total};
+        maker.visit(g, block, n, v, sink);
       });
 }

@@ -33,16 +33,23 @@ struct PointTransform {
     }
   }
 
-  // The same of two vectors in memory, for one point.
+  // The same of two vectors in memory, for one point: without a constant, and with one register, as
+  // the sums need the others. At the point -2 it is the negative, as only `first` can be subtracted
+  // from memory.
   template <int p>
   static Vector position(const T* first, const T* second) {
     if constexpr (p == 0) return load(first);
     const Vector odd = load(second);
     if constexpr (p == points - 1) return odd;
-    // Without a constant, which would take a register from the sums.
-    const Vector once = p % 2 == 1 ? load(first) + odd : load(first) - odd;
-    if constexpr (p <= 2) return once;
-    return p % 2 == 1 ? once + odd : once - odd;
+    if constexpr (p <= 2) return p == 1 ? load(first) + odd : load(first) - odd;
+    return p == 3 ? (odd + odd) + load(first) : (odd + odd) - load(first);
+  }
+
+  // sum + window times what position() stands for
+  template <int p>
+  static Vector add_product(Vector sum, Vector position, Vector window) {
+    constexpr bool negative = p == 4 && p != points - 1;
+    return negative ? sum - position * window : sum + position * window;
   }
 
   // out_p = w_p(in) / scale
@@ -83,7 +90,8 @@ struct PointTransform {
 // The taps of a kernel in two dimensions from products at points^2 planes, `step` apart:
 // sink(at + tap * pitch, g, turn), turn counting 0, 1, 2, 3, 0, ...
 template <class T, int kTaps, int kTile, class Sink>
-inline void recover_taps(const T* products, int64_t step, int64_t at, int64_t pitch, Sink& sink) {
+[[gnu::always_inline]] inline void recover_taps(const T* products, int64_t step, int64_t at,
+                                                int64_t pitch, Sink& sink) {
   using Points = PointTransform<T, kTaps, kTile>;
   constexpr int P = Points::points;
   Reg<T> half[kTaps][P];
@@ -101,4 +109,22 @@ inline void recover_taps(const T* products, int64_t step, int64_t at, int64_t pi
       sink(at + tap * pitch, out[x] * Points::squared_scale, tap % 4);
     }
   }
+}
+
+// recover_taps of products of several others, `row` apart, and of lanes, to entries
+// [other][tap][lane]. Inlined, as a `step` that is a constant saves registers.
+template <class T, int kTaps, int kTile, class Sink>
+[[gnu::always_inline]] inline void recover_rows(const T* products, int64_t step, int64_t row,
+                                                int64_t others, int64_t lanes, int64_t at,
+                                                int64_t pitch, Sink& sink) {
+  // A copy's members stay in registers; those of `sink` would be read again after every store.
+  Sink own = sink;
+  for (int64_t i = 0; i < others; ++i, products += row, at += kTaps * kTaps * pitch)
+    for (int64_t c = 0; c < lanes; c += kWidth<T>) {
+      const T* from = products + c;
+      // Hides that a plane's next lanes are another plane's: GCC would keep them all for later.
+      asm("" : "+r"(from));
+      recover_taps<T, kTaps, kTile>(from, step, at + c, pitch, own);
+    }
+  sink = own;
 }

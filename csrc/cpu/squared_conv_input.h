@@ -1,177 +1,18 @@
-// Convolution with the squared kernel, towards a layer's input, times a squared activation slope.
-// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
-//
-//   conv:       out[b, u] = sum_{a, k, t : t * stride - padding + k * dilation = u} W[a, b, k]^2
-//   m[a, t] transposed: out[a, t] = sum_{b, k} W[a, b, k]^2 m[b, t * stride - padding + k *
-//   dilation]
-//
-// The second gathers from arrays in which every tap is an offset (planes.h). The first is as many
-// such gathers as the stride has phases: outputs of one phase read m through the same taps.
-// Parallel over samples, groups and slabs of output rows; the result is written once.
-
-// The axis of one phase of a convolution's input: u = t * stride + phase reads m[t + shift].
-inline Axis scatter_axis(const Taps& taps, int d, int64_t phase, int64_t inputs, int64_t source) {
-  std::vector<int64_t> shifts, indices;
-  for (int64_t k = 0; k < taps.kernel[d]; ++k) {
-    const int64_t distance = phase + taps.padding[d] - k * taps.dilation[d];
-    if (distance % taps.stride[d] == 0) {
-      shifts.push_back(distance / taps.stride[d]);
-      indices.push_back(k);
-    }
-  }
-  return Axis(ceil_div(inputs - phase, taps.stride[d]), source, 1, shifts, indices);
-}
-
-// Squared weights of `rows` output channels from row r0 on, term by term: [terms][rows].
-template <class T>
-void square_weights(T* to, const Grid<const T>& weight, const std::vector<int64_t>& taps,
-                    int64_t sources, int64_t first_source, int64_t r0, int64_t rows,
-                    int64_t source_stride, int64_t row_stride, const int64_t kernel[3]) {
-  for (int64_t c = 0; c < sources; ++c)
-    for (int64_t tap : taps) {
-      const int64_t x = tap % kernel[2], y = tap / kernel[2] % kernel[1];
-      const int64_t z = tap / kernel[2] / kernel[1];
-      const T* w = weight.data + (first_source + c) * source_stride + z * weight.stride[3] +
-                   y * weight.stride[4] + x * weight.stride[5];
-      for (int64_t r = 0; r < rows; ++r, ++to) *to = Square{}(w[(r0 + r) * row_stride]);
-    }
-}
-
-// One row of R output channels, by threes and twos of vectors.
-template <class T, int R>
-inline void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c,
-                     int64_t pitch, int64_t count) {
-  constexpr int Wide = kManyRegisters ? (R == 1 ? 8 : 6)
-                                      : (R == 1   ? 8
-                                         : R == 2 ? 6
-                                         : R == 3 ? 4
-                                                  : 3);
-  int64_t vectors = ceil_div(count, kWidth<T>), q = 0;
-  auto strip = [&]<int C>() {
-    axpy_tile<T, R, C>(b + q, offsets, terms, w, c + q, pitch);
-    q += C * kWidth<T>;
-    vectors -= C;
-  };
-  while (vectors >= Wide && vectors != Wide + 1) strip.template operator()<Wide>();
-  while (vectors >= 2) strip.template operator()<2>();
-  if (vectors == 1) strip.template operator()<1>();
-}
-
-// out <- decay * out + scale * value * phi'(z)^2 along a row.
-template <class T, Activation kind>
-void write_row(T* out, int64_t stride, Update update, const T* value, const T* z, int64_t z_stride,
-               int64_t count, T slope) {
-  const T decay = update.decay, scale = update.scale;
-  auto body = [&](int64_t step, int64_t z_step, auto keep) {
-    for (int64_t x = 0; x < count; ++x) {
-      T result = scale * value[x];
-      if constexpr (kind != Activation::identity)
-        result *= squared_slope<T, kind>(z[x * z_step], slope);
-      if constexpr (keep) result += decay * out[x * step];
-      out[x * step] = result;
-    }
-  };
-  const bool dense = stride == 1 && (kind == Activation::identity || z_stride == 1);
-  if (update.decay == 0)
-    dense ? body(1, 1, std::false_type{}) : body(stride, z_stride, std::false_type{});
-  else
-    dense ? body(1, 1, std::true_type{}) : body(stride, z_stride, std::true_type{});
-}
+// Convolution with the squared kernel, towards a layer's input, times a squared activation slope:
+// the sums of convolve.h with f(w) = w². Included by isa_kernels.h inside namespace
+// lapkernels::LAPKERNELS_ISA.
 
 template <class T>
 void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid<const T> m,
                         Grid<const T> weight, Taps taps, bool transposed, Grid<const T> z,
                         Activation activation, double slope) {
-  constexpr int kBlock = 4;
-  constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>, kFewest = 256;
-  const int64_t sources = m.size[2] / taps.groups, rows = out.size[2] / taps.groups;
-  // Weight [A, B / groups, k]: the output is b of the group's a for a convolution, else a.
-  const int64_t source_stride = transposed ? weight.stride[2] : weight.stride[1];
-  const int64_t row_stride = transposed ? weight.stride[1] : weight.stride[2];
-  int64_t phases[3], steps[3];
-  for (int d = 0; d < 3; ++d) {
-    phases[d] = transposed ? 1 : std::min(taps.stride[d], out.size[3 + d]);
-    steps[d] = transposed ? 1 : taps.stride[d];
-  }
-  for (int64_t phase = 0; phase < phases[0] * phases[1] * phases[2]; ++phase) {
-    const int64_t at[3] = {phase / phases[2] / phases[1], phase / phases[2] % phases[1],
-                           phase % phases[2]};
-    auto axis = [&](int d) {
-      return transposed ? gather_axis(taps, d, out.size[3 + d], m.size[3 + d])
-                        : scatter_axis(taps, d, at[d], out.size[3 + d], m.size[3 + d]);
-    };
-    const std::array<Axis, 3> axes{axis(0), axis(1), axis(2)};
-    // Slabs so small that every thread gets several.
-    const int64_t positions = axes[0].positions * axes[1].positions * axes[2].positions;
-    const int64_t share = out.size[1] * taps.groups * positions / (4 * context.threads);
-    const Planes p = Planes::make<T>(axes, sources, kPlaneBytes, std::max(share, kFewest));
-    std::vector<int64_t> offsets, indices;
-    const auto tap_offsets = p.tap_offsets(taps.kernel);
-    for (int64_t c = 0; c < sources; ++c)
-      for (const auto& [offset, index] : tap_offsets)
-        offsets.push_back(c * p.phases * p.plane + offset);
-    for (const auto& [offset, index] : tap_offsets) indices.push_back(index);
-    const int64_t terms = offsets.size();
-    // Squared weights of all groups, blocks of up to kBlock channels one after another.
-    Scratch<T> squares(taps.groups * rows * terms);
-    for (int64_t g = 0; g < taps.groups; ++g)
-      for (int64_t r = 0; r < rows; r += kBlock) {
-        const int64_t first_source = transposed ? 0 : g * sources;
-        const int64_t first_row = transposed ? g * rows + r : r;
-        square_weights<T>(squares.data() + (g * rows + r) * terms, weight, indices, sources,
-                          first_source, first_row, std::min<int64_t>(kBlock, rows - r),
-                          source_stride, row_stride, taps.kernel);
-      }
-    const int64_t slabs = p.slabs();
-    with_activation(activation, [&]<Activation kind>() {
-      context.parallel_for(out.size[1] * taps.groups * slabs, [&](int64_t task) {
-        const int64_t slab = task % slabs, g = task / slabs % taps.groups;
-        const int64_t n = task / slabs / taps.groups;
-        Scratch<T> arrays(sources * p.phases * p.plane + p.flat);
-        fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
-        const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-        // Rows with too few sums to hide their latency go together, with what lies between them.
-        const bool is_short = std::min<int64_t>(kBlock, rows) * ceil_div(nx, kWidth<T>) < 8;
-        const int64_t together = is_short ? std::clamp<int64_t>(kLine / p.lengths[2], 1, ny) : 1;
-        const int64_t pitch = round_up((together - 1) * p.lengths[2] + nx, kWidth<T>);
-        Scratch<T> line(kBlock * pitch);
-        for (int64_t iz = 0; iz < nz; ++iz)
-          for (int64_t iy = 0; iy < ny; iy += together)
-            for (int64_t r = 0; r < rows; r += kBlock) {
-              const int64_t block = std::min<int64_t>(kBlock, rows - r);
-              const int64_t lines = std::min(together, ny - iy);
-              const int64_t count = (lines - 1) * p.lengths[2] + nx;
-              const T* w = squares.data() + (g * rows + r) * terms;
-              const T* b = arrays.data() + p.row(iz, iy);
-              switch (block) {
-                case 4:
-                  axpy_row<T, 4>(b, offsets.data(), terms, w, line.data(), pitch, count);
-                  break;
-                case 3:
-                  axpy_row<T, 3>(b, offsets.data(), terms, w, line.data(), pitch, count);
-                  break;
-                case 2:
-                  axpy_row<T, 2>(b, offsets.data(), terms, w, line.data(), pitch, count);
-                  break;
-                default:
-                  axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), pitch, count);
-              }
-              for (int64_t i = 0; i < block; ++i)
-                for (int64_t y = 0; y < lines; ++y) {
-                  const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
-                                        (p.begin(1, slab) + iy + y) * steps[1] + at[1],
-                                        p.begin(2, slab) * steps[2] + at[2]};
-                  auto locate = [&](const auto& grid) {
-                    return grid.data + n * grid.stride[1] + (g * rows + r + i) * grid.stride[2] +
-                           u[0] * grid.stride[3] + u[1] * grid.stride[4] + u[2] * grid.stride[5];
-                  };
-                  const T* slopes = kind == Activation::identity ? nullptr : locate(z);
-                  write_row<T, kind>(locate(out), out.stride[5] * steps[2], update,
-                                     line.data() + i * pitch + y * p.lengths[2], slopes,
-                                     z.stride[5] * steps[2], nx, T(slope));
-                }
-            }
-      });
-    });
-  }
+  with_activation(activation, [&]<Activation kind>() {
+    convolve<T>(context, out, m, weight, taps, transposed, Square{},
+                [&](int64_t n, int64_t c, const int64_t u[3], int64_t step, const T* values,
+                    int64_t count) {
+                  const T* slopes = kind == Activation::identity ? nullptr : place(z, n, c, u);
+                  write_row<T, kind, true>(place(out, n, c, u), out.stride[5] * step, update,
+                                           values, slopes, z.stride[5] * step, count, T(slope));
+                });
+  });
 }

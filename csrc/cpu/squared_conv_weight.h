@@ -1,20 +1,26 @@
 // D[a, b, k] = sum_n sum_t small[n, a, t] * large[n, window (b, k), t] with the layer's input
 // squared. Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
-//
-// All terms have one sign, and so must every sum on the way: small results stay accurate.
+
+template <class T, class F, class G>
+void sum_of_products(const Context& context, Grid<T> out, Update update, Grid<const T> small,
+                     Grid<const T> large, Taps taps, F f, G g) {
+  // Products are not transformed: terms of one sign must stay of one sign, or small sums lose
+  // digits.
+  const Correlation<T> problem(small, large, taps, false);
+  sum_over_units<T>(
+      context, out, update, problem,
+      [&](BlockMaker<T>& maker, T* part, const Block& block, int64_t n, int64_t v, T* total) {
+        maker.make(part, block, n, v, f, g);
+        const int64_t size = maker.size(block);
+        for (int64_t i = 0; i < size; ++i) total[i] += part[i];
+      });
+}
 
 template <class T>
 void squared_conv_weight(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                          Grid<const T> large, Taps taps, bool square_small) {
-  const Correlation<T> problem(small, large, taps, false);
-  sum_over_units<T>(
-      context, out, update, problem,
-      [&](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* total) {
-        if (square_small)
-          maker.make(g, block, n, v, Square{}, Identity{});
-        else
-          maker.make(g, block, n, v, Identity{}, Square{});
-        const int64_t size = maker.size(block);
-        for (int64_t i = 0; i < size; ++i) total[i] += g[i];
-      });
+  if (square_small)
+    sum_of_products<T>(context, out, update, small, large, taps, Square{}, Identity{});
+  else
+    sum_of_products<T>(context, out, update, small, large, taps, Identity{}, Square{});
 }

@@ -5,7 +5,7 @@
 // operand is turned, and a sum over tiles ends with the sum of a vector's lanes. Positions are held
 // at the points of the vertical axis only, [point][column of the tile][row][tile], and taken to a
 // horizontal point where they are used: a few rows of a slab, in the first-level cache. Windows are
-// [points^2][channel][tile], of all slabs if they fit the second-level cache.
+// those of tile_windows.h.
 
 template <class T, int kTaps>
 class TileDots {
@@ -26,11 +26,12 @@ class TileDots {
 
   // Instructions for a block of one sample and column, of `reuse` that share their windows.
   static double cost(const Correlation<T>& p, int64_t rows, int64_t channels, double reuse) {
-    const double tiles = double(tiles_down(p)) * tiles_across(p);
-    const double vectors = tiles / kWidth<T> + 1, lanes = round_up(rows, kGroup);
-    const double slabs = ceil_div(tiles_down(p), slab_of(p));
+    const TileGrid<T> tiles = tiling(p);
+    const double vectors = double(tiles.down) * tiles.across / kWidth<T> + 1;
+    const double lanes = round_up(rows, kGroup), slabs = tiles.slabs();
+    const bool held = TileWindows<T, kTaps>::slots(channels, tiles) == slabs;
     return lanes * channels * kPlanes * (1.2 * vectors + 5 * slabs) + lanes * vectors * 8 * P +
-           channels * vectors * 10 * kPlanes / (slots(p, channels) == slabs ? reuse : 1) +
+           channels * vectors * 10 * kPlanes / (held ? reuse : 1) +
            ceil_div(rows, kWidth<T>) * channels * 10 * kPlanes;
   }
 
@@ -38,13 +39,9 @@ class TileDots {
       : problem_(p),
         channels_(channels),
         inner_(pitch(rows, channels)),
-        across_(tiles_across(p)),
-        down_(tiles_down(p)),
-        slab_(slab_of(p)),
-        keys_(slots(p, channels), Key{-1, -1, -1, -1}),
+        tiles_(tiling(p)),
+        windows_(p, channels, tiles_),
         lines_(2 * line_length()),
-        windows_(keys_.size() * channels * kPlanes * length()),
-        input_((kTile * slab_ + kTaps - 1) * line_length()),
         positions_(2 * P * kGroup * length()),
         products_(kPlanes * channels * inner_) {}
 
@@ -52,15 +49,10 @@ class TileDots {
   // `at` of [channel][tap][row].
   template <class Sink>
   void visit(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
-             Sink sink) {
-    for (int64_t slab = 0; slab < slabs(); ++slab) {
-      const int64_t first = slab * slab_, count = std::min(slab_, down_ - first);
-      const Key key{n, problem_.large.size[0] > 1 ? v : 0, b, slab};
-      const int64_t slot = slab % keys_.size();
-      T* windows = windows_.data() + slot * channels_ * kPlanes * length();
-      if (std::exchange(keys_[slot], key) != key)
-        for (int64_t c = 0; c < channels; ++c)
-          transform_windows(windows + c * length(), n, v, b + c, first, count);
+             Sink& sink) {
+    for (int64_t slab = 0; slab < tiles_.slabs(); ++slab) {
+      const int64_t first = tiles_.first(slab), count = tiles_.count(slab);
+      const T* windows = windows_.planes(slab, n, v, b, channels);
       // Lanes of rows that are not there are zeros, like the weights they meet.
       for (int64_t r = 0; r < pitch(rows, channels); r += kGroup) {
         for (int64_t i = 0; i < kGroup; ++i)
@@ -70,88 +62,18 @@ class TileDots {
         for (; c < channels; ++c) multiply<1>(windows, c, r, count, slab > 0);
       }
     }
-    for (int64_t c = 0; c < channels; ++c)
-      for (int64_t r = 0; r < rows; r += kWidth<T>)
-        recover_taps<T, kTaps, kTile>(products_.data() + c * inner_ + r, channels_ * inner_,
-                                      c * kTaps * kTaps * inner_ + r, inner_, sink);
+    recover_rows<T, kTaps, kTile>(products_.data(), channels_ * inner_, inner_, channels, rows, 0,
+                                  inner_, sink);
   }
 
  private:
-  using Key = std::array<int64_t, 4>;  // sample, column, channel and slab of windows
-  static constexpr int64_t kPositionBytes = 40 << 10, kWindowBytes = 192 << 10;
-
-  static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
-  static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
-  // Rows of tiles in a slab.
-  static int64_t slab_of(const Correlation<T>& p) {
-    const int64_t row_bytes = 2 * P * kGroup * tiles_across(p) * sizeof(T);
-    return std::clamp<int64_t>(kPositionBytes / row_bytes, 1, tiles_down(p));
+  static TileGrid<T> tiling(const Correlation<T>& p) {
+    constexpr int64_t kPositionBytes = 40 << 10;
+    return {p, kPositionBytes, static_cast<int64_t>(2 * P * kGroup * sizeof(T))};
   }
-  // Columns of a sample share its windows: the slabs whose windows are held.
-  static int64_t slots(const Correlation<T>& p, int64_t channels) {
-    const int64_t bytes = kPlanes * tiles_across(p) * tiles_down(p) * channels * sizeof(T);
-    return bytes <= kWindowBytes ? ceil_div(tiles_down(p), slab_of(p)) : 1;
-  }
-  int64_t slabs() const { return ceil_div(down_, slab_); }
-  // Tiles of a slab in whole vectors, and a vector that is stored across its end.
-  int64_t length() const { return round_up(slab_ * across_, kWidth<T>) + kWidth<T>; }
-  // Columns of a line that windows reach, and zeros for the vectors that end beyond.
-  int64_t line_length() const {
-    return round_up(2 * across_ + kTaps, 2 * kWidth<T>) + 2 * kWidth<T>;
-  }
-
-  // Line y of a channel from column x0 on, zeros outside, copied to `line`.
-  void copy_line(T* line, const T* channel, const Grid<const T>& from, int64_t y,
-                 int64_t x0) const {
-    const int64_t width = line_length();
-    const int64_t lo = std::clamp<int64_t>(-x0, 0, width);
-    const int64_t hi = std::clamp<int64_t>(from.size[5] - x0, lo, width);
-    if (y < 0 || y >= from.size[4]) {
-      std::fill(line, line + width, T(0));
-      return;
-    }
-    std::fill(line, line + lo, T(0));
-    copy_row(line + lo, channel + y * from.stride[4] + (x0 + lo) * from.stride[5], hi - lo,
-             from.stride[5], Identity{});
-    std::fill(line + hi, line + width, T(0));
-  }
-
-  // windows[point][.][tile] of one channel
-  [[gnu::noinline]] void transform_windows(T* windows, int64_t n, int64_t v, int64_t channel,
-                                           int64_t first, int64_t count) {
-    const Grid<const T>& x = problem_.large;
-    const T* base =
-        x.data + std::min(v, x.size[0] - 1) * x.stride[0] + n * x.stride[1] + channel * x.stride[2];
-    const int64_t lines = kTile * count + kTaps - 1, half = line_length() / 2;
-    for (int64_t y = 0; y < lines; ++y) {
-      T* line = lines_.data();
-      copy_line(line, base, x, kTile * first - problem_.taps.padding[1] + y,
-                -problem_.taps.padding[2]);
-      T* split = input_.data() + 2 * y * half;
-      for (int64_t q = 0; q < half; q += kWidth<T>) {
-        const Reg<T> low = load(line + 2 * q), high = load(line + 2 * q + kWidth<T>);
-        store(split + q, every_other<T, 0>(low, high));
-        store(split + half + q, every_other<T, 1>(low, high));
-      }
-    }
-    for (int64_t ty = 0; ty < count; ++ty)
-      for (int64_t tx = 0; tx < across_; tx += kWidth<T>) {
-        Reg<T> mixed[P][P];
-        for (int dx = 0; dx < P; ++dx) {
-          Reg<T> in[P], out[P];
-          for (int dy = 0; dy < P; ++dy)
-            in[dy] = load(input_.data() + (2 * (2 * ty + dy) + dx % 2) * half + tx + dx / 2);
-          Points::windows(in, out);
-          for (int py = 0; py < P; ++py) mixed[py][dx] = out[py];
-        }
-        T* to = windows + ty * across_ + tx;
-        for (int py = 0; py < P; ++py) {
-          Reg<T> out[P];
-          Points::windows(mixed[py], out);
-          for (int px = 0; px < P; ++px) store(to + (py * P + px) * channels_ * length(), out[px]);
-        }
-      }
-  }
+  int64_t length() const { return windows_.pitch(); }
+  // Columns of a line in whole pairs of vectors.
+  int64_t line_length() const { return round_up(2 * tiles_.across, 2 * kWidth<T>); }
 
   // positions[point][column][i][tile] of one row, or zeros
   [[gnu::noinline]] void transform_positions(int64_t n, int64_t v, int64_t row, bool inside,
@@ -162,7 +84,7 @@ class TileDots {
     const T* base =
         s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + row * s.stride[2];
     // A line is read in place where that stays within the channel: what follows it is overwritten.
-    const int64_t reach = round_up(2 * across_, 2 * kWidth<T>);
+    const int64_t reach = line_length();
     const int64_t extent = (s.size[4] - 1) * s.stride[4] + s.size[5];
     const bool plain = s.stride[5] == 1 && s.stride[4] >= s.size[5] && s.size[5] % 2 == 0;
     for (int64_t ty = 0; inside && ty < count; ++ty) {
@@ -172,11 +94,11 @@ class TileDots {
         T* line = lines_.data() + dy * line_length();
         lines[dy] = base + y * s.stride[4];
         if (!plain || y * s.stride[4] + reach > extent) {
-          copy_line(line, base, s, y, 0);
+          copy_line(line, reach, base, s, y, 0);
           lines[dy] = line;
         }
       }
-      for (int64_t tx = 0; tx < across_; tx += kWidth<T>) {
+      for (int64_t tx = 0; tx < tiles_.across; tx += kWidth<T>) {
         Reg<T> low[2], high[2], out[P];
         for (int dy = 0; dy < 2; ++dy) {
           // The rows that come next: the hardware alone would fetch them too late.
@@ -184,7 +106,7 @@ class TileDots {
           low[dy] = load(lines[dy] + 2 * tx);
           high[dy] = load(lines[dy] + 2 * tx + kWidth<T>);
         }
-        T* tile = to + ty * across_ + tx;
+        T* tile = to + ty * tiles_.across + tx;
         const Reg<T> even[2] = {every_other<T, 0>(low[0], high[0]),
                                 every_other<T, 0>(low[1], high[1])};
         Points::positions(even, out);
@@ -196,7 +118,7 @@ class TileDots {
       }
     }
     // Behind the last tile, or everywhere for a row that is not there.
-    const int64_t used = count * across_;
+    const int64_t used = count * tiles_.across;
     for (T* plane = to; plane < to + 2 * P * step; plane += step)
       std::fill(plane + (inside ? used : 0), plane + round_up(used, kWidth<T>), T(0));
   }
@@ -204,7 +126,7 @@ class TileDots {
   // products[point][c, ...][r, ...] (+)= sum over the slab's tiles, for the rows held
   template <int C>
   void multiply(const T* windows, int64_t c, int64_t r, int64_t count, bool accumulate) {
-    const int64_t used = round_up(count * across_, kWidth<T>), pitch = length();
+    const int64_t used = round_up(count * tiles_.across, kWidth<T>), pitch = length();
     for (int py = 0; py < P; ++py) {
       auto at_point = [&]<int px>() {
         const int64_t point = (py * P + px) * channels_ + c;
@@ -230,7 +152,8 @@ class TileDots {
       for (int i = 0; i < kGroup; ++i) {
         const T* first = s + i * pitch + q;
         const Reg<T> value = Points::template position<px>(first, first + column);
-        for (int j = 0; j < C; ++j) acc[j][i] += value * columns[j];
+        for (int j = 0; j < C; ++j)
+          acc[j][i] = Points::template add_product<px>(acc[j][i], value, columns[j]);
       }
     }
     for (int j = 0; j < C; ++j) {
@@ -242,7 +165,8 @@ class TileDots {
   }
 
   const Correlation<T>& problem_;
-  int64_t channels_, inner_, across_, down_, slab_;
-  std::vector<Key> keys_;
-  Scratch<T> lines_, windows_, input_, positions_, products_;
+  int64_t channels_, inner_;
+  TileGrid<T> tiles_;
+  TileWindows<T, kTaps> windows_;
+  Scratch<T> lines_, positions_, products_;
 };

@@ -6,7 +6,7 @@
 // for 3 x 3 taps and 36 instead of 100 for 5 x 5, one of 4 x 4 takes 36 instead of 144.
 //
 // Vectors run along the block's rows or along its channels, whichever fills them better (the inner
-// side); the other side is broadcast. Products [points^2][other][kPanel] of a few others stay in
+// side); the other side is broadcast. Products [other][points^2][kPanel] of a few others stay in
 // the first-level cache, and their taps are handed on while they are in registers.
 
 template <class T, int kTaps, int kTile>
@@ -23,8 +23,13 @@ class TileTransform {
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
 
+  // The side of fewer vectors in all; of equal ones that which comes in whole panels.
   static bool rows_inside(int64_t rows, int64_t channels) {
-    return ceil_div(rows, kWidth<T>) * channels <= ceil_div(channels, kWidth<T>) * rows;
+    const int64_t row_vectors = ceil_div(rows, kWidth<T>);
+    const int64_t channel_vectors = ceil_div(channels, kWidth<T>);
+    if (row_vectors * channels != channel_vectors * rows)
+      return row_vectors * channels < channel_vectors * rows;
+    return row_vectors % kColumns == 0 || channel_vectors % kColumns != 0;
   }
 
   // Entries from tap to tap.
@@ -57,13 +62,14 @@ class TileTransform {
                  slots(inside_ ? channels : inner_)),
         positions_(p, inside_ ? kPanel<T> : rows, across_, down_, slab_, 1),
         products_(kPlanes * kPanel<T> *
-                  (slabs() > 1 ? panels(inner_) * others_ : std::min(kOthers, others_))) {}
+                  (slabs() > 1 ? panels(inner_) * others_ : std::min(others_at_once(1), others_))) {
+  }
 
   // sink(at, g, turn): vectors of G of rows [a, a + rows) and channels [b, b + channels), at entry
   // `at` of [other][tap][inner].
   template <class Sink>
   void visit(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
-             Sink sink) {
+             Sink& sink) {
     const int64_t inner = inside_ ? rows : channels, others = inside_ ? channels : rows;
     const int64_t count = panels(inner);
     for (int64_t slab = 0; slab < slabs(); ++slab)
@@ -77,26 +83,29 @@ class TileTransform {
                              : windows_.planes(slot, n, v, b + first, last - first, slab);
         const T* s = inside_ ? positions_.planes(0, n, v, a + first, last - first, slab)
                              : positions_.planes(0, n, v, a, rows, slab);
-        for (int64_t other = 0; other < others; other += kOthers) {
-          const int64_t some = std::min(kOthers, others - other);
+        const int64_t step = others_at_once(last - first);
+        for (int64_t other = 0; other < others; other += step) {
+          const int64_t some = std::min(step, others - other);
+          if (inside_ || panel == 0)
+            positions_.fetch_next(n, v, inside_ ? a + first : a, inside_ ? last - first : rows,
+                                  slab, other / step, ceil_div(others, step));
           T* products = products_.data();
           if (slabs() > 1) products += (panel * others_ + other) * kPlanes * kPanel<T>;
           multiply(inside_ ? x : s, inside_ ? s : x, other, some, last - first, slab, products);
           if (slab + 1 < slabs()) continue;
-          for (int64_t r = 0; r < some; ++r)
-            for (int64_t c = first; c < last; c += kWidth<T>)
-              recover_taps<T, kTaps, kTile>(products + r * kPanel<T> + c - first, some * kPanel<T>,
-                                            (other + r) * kTaps * kTaps * inner_ + c, inner_, sink);
+          recover(products, some, last - first, other * kTaps * kTaps * inner_ + first, sink);
         }
       }
   }
 
  private:
-  static constexpr int64_t kSlabBytes = 224 << 10, kHeldBytes = 128 << 10, kProductBytes = 28 << 10;
-  // A multiple of the rows of tiles of two and of three vectors.
-  static constexpr int64_t kUnit = 3 * kRows;
-  static constexpr int64_t kOthers =
-      std::max<int64_t>(1, kProductBytes / (kPlanes * kPanel<T> * sizeof(T)) / kUnit) * kUnit;
+  static constexpr int64_t kSlabBytes = 224 << 10, kHeldBytes = 128 << 10;
+
+  // Others at a time: a few tiles of products, more where the inner side's planes are many, as they
+  // come from the second-level cache each time.
+  static constexpr int64_t others_at_once(int64_t lanes) {
+    return (P == 4 ? 2 : 3) * tile_rows(ceil_div(lanes, kWidth<T>));
+  }
 
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
@@ -109,15 +118,22 @@ class TileTransform {
     return bytes <= kHeldBytes ? slabs() * (inside_ ? 1 : panels(inner_)) : 1;
   }
 
-  // products[point][other][inner] (+)= sum over the slab's tiles
+  // products[other][point][inner] (+)= sum over the slab's tiles
   void multiply(const T* outer, const T* inner, int64_t other, int64_t others, int64_t lanes,
                 int64_t slab, T* products) {
     const int64_t outer_plane = inside_ ? windows_.plane() : positions_.plane();
     const int64_t inner_plane = inside_ ? positions_.plane() : windows_.plane();
     const int64_t outer_pitch = inside_ ? windows_.pitch() : positions_.pitch();
     const int64_t tiles = std::min(slab_, down_ - slab * slab_) * across_;
-    product_rows<T>(outer + other, 1, outer_pitch, others, inner, lanes, tiles, products, kPanel<T>,
-                    slab > 0, {kPlanes, outer_plane, inner_plane, others * kPanel<T>});
+    product_rows<T>(outer + other, 1, outer_pitch, others, inner, lanes, tiles, products,
+                    kPlanes * kPanel<T>, slab > 0, {kPlanes, outer_plane, inner_plane, kPanel<T>});
+  }
+
+  template <class Sink>
+  [[gnu::noinline]] void recover(const T* products, int64_t others, int64_t lanes, int64_t at,
+                                 Sink& sink) const {
+    recover_rows<T, kTaps, kTile>(products, kPanel<T>, kPlanes * kPanel<T>, others, lanes, at,
+                                  inner_, sink);
   }
 
   bool inside_;  // the rows are the inner side

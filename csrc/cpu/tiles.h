@@ -81,12 +81,18 @@ constexpr int kColumns = 3;
 template <class T>
 constexpr int kPanel = kColumns * kWidth<T>;
 
+// Rows of a tile of so many vectors.
+constexpr int tile_rows(int64_t vectors) {
+  return vectors == 3 ? kRows : vectors == 2 ? kRows + kRows / 2 : 2 * kRows;
+}
+
 // Matrix product on C vectors of a packed panel:
 // c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] * b[k * kPanel + j].
 template <class T, int R, int C>
-inline void product_tile(const T* __restrict a, int64_t a_row, int64_t a_step,
-                         const T* __restrict b, int64_t count, T* __restrict c, int64_t c_pitch,
-                         bool accumulate) {
+[[gnu::always_inline]] inline void product_tile(const T* __restrict a, int64_t a_row,
+                                                int64_t a_step, const T* __restrict b,
+                                                int64_t count, T* __restrict c, int64_t c_pitch,
+                                                bool accumulate) {
   Reg<T> acc[R][C] = {};
   for (int64_t k = 0; k < count; ++k) {
     Reg<T> columns[C];
@@ -108,33 +114,38 @@ struct Batch {
   int64_t count = 1, a = 0, b = 0, c = 0;
 };
 
+// product_tile for any number of rows, by R at a time first.
+template <class T, int R, int C>
+[[gnu::always_inline]] inline void product_strips(const T* a, int64_t a_row, int64_t a_step,
+                                                  int64_t rows, const T* b, int64_t count, T* c,
+                                                  int64_t c_pitch, bool accumulate) {
+  for (; rows >= R; rows -= R, a += R * a_row, c += R * c_pitch)
+    product_tile<T, R, C>(a, a_row, a_step, b, count, c, c_pitch, accumulate);
+  if constexpr (R > 1)
+    if (rows > 0)
+      product_strips<T, R <= 4 ? R - 1 : 4, C>(a, a_row, a_step, rows, b, count, c, c_pitch,
+                                               accumulate);
+}
+
+// All arguments are values: what is read through a pointer is read again after every store.
+template <class T, int R, int C>
+[[gnu::noinline]] void product_batch(const T* a, int64_t a_row, int64_t a_step, int64_t rows,
+                                     const T* b, int64_t count, T* c, int64_t c_pitch,
+                                     bool accumulate, Batch batch) {
+  for (int64_t i = 0; i < batch.count; ++i, a += batch.a, b += batch.b, c += batch.c)
+    product_strips<T, R, C>(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate);
+}
+
 // product_tile for any number of rows, `columns` of the panel in whole vectors, and a batch.
 template <class T>
 void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
                   int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate,
                   const Batch& batch = {}) {
-  auto run = [&]<int R, int C>() {
-    for (int64_t i = 0; i < batch.count; ++i) {
-      int64_t r = 0;
-      auto strip = [&]<int S>() {
-        for (; r + S <= rows; r += S)
-          product_tile<T, S, C>(a + i * batch.a + r * a_row, a_row, a_step, b + i * batch.b, count,
-                                c + i * batch.c + r * c_pitch, c_pitch, accumulate);
-      };
-      strip.template operator()<R>();
-      if constexpr (R > 4) strip.template operator()<4>();
-      strip.template operator()<3>();
-      strip.template operator()<2>();
-      strip.template operator()<1>();
-    }
-  };
   const int64_t vectors = ceil_div(std::min<int64_t>(columns, kPanel<T>), kWidth<T>);
-  if (vectors == 3)
-    run.template operator()<kRows, 3>();
-  else if (vectors == 2)
-    run.template operator()<kRows + kRows / 2, 2>();
-  else
-    run.template operator()<2 * kRows, 1>();
+  const auto run = vectors == 3   ? product_batch<T, tile_rows(3), 3>
+                   : vectors == 2 ? product_batch<T, tile_rows(2), 2>
+                                  : product_batch<T, tile_rows(1), 1>;
+  run(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate, batch);
 }
 
 // tile[r * kPanel + j] += sum_k a[at[k] + r] * b[at[k] + j] on R rows and C vectors.

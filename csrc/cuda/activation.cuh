@@ -47,6 +47,12 @@ __device__ S squared_slope(Activation kind, S z, S slope) {
       d = cdf + z * S(0.39894228040143267794) * exp(S(-0.5) * z * z);
       break;
     }
+    case Activation::tanh_of_result:
+      d = 1 - z * z;
+      break;
+    case Activation::sigmoid_of_result:
+      d = z * (1 - z);
+      break;
   }
   return d * d;
 }

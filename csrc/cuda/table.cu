@@ -23,6 +23,10 @@ const Kernels<T>& kernels() {
       &window_pull<T>,
       &jacobian_squared_sum<T>,
       &sparse_conv_input<T>,
+      nullptr,  // conv_input, conv_weight, layer_chain and max_pool: torch's library serves GPUs
+      nullptr,
+      nullptr,
+      nullptr,
   };
   return table;
 }

@@ -148,13 +148,46 @@ inline void check_weight(const char* name, const Tensor& weight, const Tensor& s
   for (size_t d = 0; d < kernel.size(); ++d) check_size(name, weight, 2 + d, kernel[d]);
 }
 
+// Checks of ops that go from `given`, at a layer's output, to `out`, at its input.
+inline Taps check_input_problem(const Tensor& out, const char* name, const Tensor& given,
+                                const Tensor& weight, const Ints& input_size, const Ints& stride,
+                                const Ints& padding, const Ints& dilation, int64_t groups,
+                                bool transposed) {
+  check_tensor(name, given, given);
+  check_tensor("weight", weight, given);
+  check_tensor("out", out, given);
+  const int64_t dims = input_size.size();
+  check_dims(name, given, 2 + dims);
+  check_dims("weight", weight, 2 + dims);
+  check_dims("out", out, 2 + dims);
+  Ints kernel;
+  for (int64_t d = 0; d < dims; ++d) kernel.push_back(weight.size(2 + d));
+  const Taps taps = make_taps(kernel, stride, padding, dilation, groups);
+  STD_TORCH_CHECK(weight.size(0) % groups == 0, "weight of shape ", shape_of(weight),
+                  " has rows that groups = ", groups, " does not divide");
+  const int64_t wide = weight.size(1) * groups;
+  check_size(name, given, 1, transposed ? wide : weight.size(0));
+  check_size("out", out, 0, given.size(0));
+  check_size("out", out, 1, transposed ? weight.size(0) : wide);
+  for (int64_t d = 0; d < dims; ++d) check_size("out", out, 2 + d, input_size[d]);
+  check_writable("out", out);
+  return taps;
+}
+
 inline Activation activation_named(const std::string& name) {
   constexpr std::pair<const char*, Activation> known[] = {
-      {"identity", Activation::identity}, {"given", Activation::given},
-      {"relu", Activation::relu},         {"leaky_relu", Activation::leaky_relu},
-      {"elu", Activation::elu},           {"tanh", Activation::tanh},
-      {"sigmoid", Activation::sigmoid},   {"softplus", Activation::softplus},
-      {"silu", Activation::silu},         {"gelu", Activation::gelu}};
+      {"identity", Activation::identity},
+      {"given", Activation::given},
+      {"relu", Activation::relu},
+      {"leaky_relu", Activation::leaky_relu},
+      {"elu", Activation::elu},
+      {"tanh", Activation::tanh},
+      {"sigmoid", Activation::sigmoid},
+      {"softplus", Activation::softplus},
+      {"silu", Activation::silu},
+      {"gelu", Activation::gelu},
+      {"tanh_of_result", Activation::tanh_of_result},
+      {"sigmoid_of_result", Activation::sigmoid_of_result}};
   for (const auto& [text, kind] : known)
     if (name == text) return kind;
   STD_TORCH_CHECK(false, "activation '", name, "' is not known");

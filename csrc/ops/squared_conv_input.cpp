@@ -7,31 +7,15 @@ void squared_conv_input(Tensor out, double decay, double scale, const Tensor& m,
                         const Tensor& weight, Ints input_size, Ints stride, Ints padding,
                         Ints dilation, int64_t groups, bool transposed, std::optional<Tensor> z,
                         std::string activation, double slope) {
-  const int64_t dims = input_size.size();
   const Activation kind = activation_named(activation);
-  check_tensor("m", m, m);
-  check_tensor("weight", weight, m);
-  check_tensor("out", out, m);
-  check_dims("m", m, 2 + dims);
-  check_dims("weight", weight, 2 + dims);
-  check_dims("out", out, 2 + dims);
-  Ints kernel;
-  for (int64_t d = 0; d < dims; ++d) kernel.push_back(weight.size(2 + d));
-  const Taps taps = make_taps(kernel, stride, padding, dilation, groups);
-  STD_TORCH_CHECK(weight.size(0) % groups == 0, "weight of shape ", shape_of(weight),
-                  " has rows that groups = ", groups, " does not divide");
-  const int64_t wide = weight.size(1) * groups;
-  check_size("m", m, 1, transposed ? wide : weight.size(0));
-  check_size("out", out, 0, m.size(0));
-  check_size("out", out, 1, transposed ? weight.size(0) : wide);
-  for (int64_t d = 0; d < dims; ++d) check_size("out", out, 2 + d, input_size[d]);
-  check_writable("out", out);
+  const Taps taps = check_input_problem(out, "m", m, weight, input_size, stride, padding, dilation,
+                                        groups, transposed);
   STD_TORCH_CHECK(z.has_value() == (kind != Activation::identity),
                   "z and an activation other than 'identity' go together");
   if (z) {
     check_tensor("z", *z, m);
-    check_dims("z", *z, 2 + dims);
-    for (int64_t d = 0; d < 2 + dims; ++d) check_size("z", *z, d, out.size(d));
+    check_dims("z", *z, out.dim());
+    for (int64_t d = 0; d < out.dim(); ++d) check_size("z", *z, d, out.size(d));
   }
   if (m.numel() == 0 || weight.numel() == 0 || out.numel() == 0) return update_by_zero(out, decay);
   with_kernels(m, [&]<class T>(const auto& kernels, const auto& context) {

@@ -9,6 +9,7 @@ from lapkernels.kernels.selector import (
     current_backend,
     report,
     use_backend,
+    why_not,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "simd_level",
     "triton",
     "use_backend",
+    "why_not",
 ]

@@ -3,6 +3,8 @@
 from lapkernels.ops._library import OPS
 from lapkernels.ops._zeros import can_skip_zeros, mostly_zero
 from lapkernels.ops.conv_input import conv_input
+from lapkernels.ops.conv_weight import conv_weight
+from lapkernels.ops.convolution import convolution
 from lapkernels.ops.gaussian_kl import gaussian_kl
 from lapkernels.ops.geometry import Geometry
 from lapkernels.ops.jacobian import jacobian
@@ -11,6 +13,8 @@ from lapkernels.ops.jacobian_squared_dot import jacobian_squared_dot, jacobian_s
 from lapkernels.ops.jacobian_squared_sum import jacobian_squared_sum, jacobian_squared_sum_bias
 from lapkernels.ops.kronecker_input import kronecker_input
 from lapkernels.ops.kronecker_output import kronecker_output
+from lapkernels.ops.layer_chain import ChainLayer, ChainSums, can_chain, layer_chain
+from lapkernels.ops.max_pool import max_pool2d
 from lapkernels.ops.precision_update import precision_update
 from lapkernels.ops.sample_from_precision import sample_from_precision
 from lapkernels.ops.sparse_conv_input import sparse_conv_input
@@ -24,11 +28,16 @@ from lapkernels.ops.window_pull import window_pull
 from lapkernels.ops.window_squared_sum import window_squared_sum
 
 __all__ = [
+    "can_chain",
     "can_skip_zeros",
     "ACTIVATIONS",
+    "ChainLayer",
+    "ChainSums",
     "OPS",
     "Geometry",
     "conv_input",
+    "conv_weight",
+    "convolution",
     "gaussian_kl",
     "jacobian",
     "jacobian_gram",
@@ -39,6 +48,8 @@ __all__ = [
     "jacobian_squared_sum_bias",
     "kronecker_input",
     "kronecker_output",
+    "layer_chain",
+    "max_pool2d",
     "mostly_zero",
     "precision_update",
     "sample_from_precision",

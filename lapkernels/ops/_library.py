@@ -14,11 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.kernels import compiled, current_backend
+from lapkernels.kernels import compiled, current_backend, why_not
 from lapkernels.ops._gradients import backward_of, differentiated, save_arguments
 from lapkernels.ops._routes import Route, route, tensor_finder, tensors_of
 
 _library = torch.library.Library("lapkernels", "DEF")
+
+
+def has_kernel(name: str, tensors: Sequence[Tensor]) -> bool:
+    """Whether a compiled kernel for the CPU may serve these tensors."""
+    return (
+        current_backend() in ("auto", "cpp")
+        and why_not("cpp", name, tensors) is None
+        and route(tensors) is not Route.REFERENCE
+        and all(tensor.numel() for tensor in tensors)
+    )
 
 
 @dataclass(frozen=True)
@@ -75,9 +85,14 @@ class ListUpdate:
     reference: Callable[..., None]
 
     def __call__(self, *arguments: Any) -> None:
-        known = route(tensors_of(arguments)) is not Route.REFERENCE
-        run = getattr(torch.ops.lapkernels, self.name) if known else self.reference
-        run(*arguments)
+        tensors = tensors_of(arguments)
+        way = route(tensors)
+        if way is Route.DIRECT:
+            (compiled(self.name, *tensors) or self.reference)(*arguments)
+        elif way is Route.DISPATCHER:
+            getattr(torch.ops.lapkernels, self.name)(*arguments)
+        else:
+            self.reference(*arguments)
 
 
 OPS: dict[str, Op | ListUpdate] = {}

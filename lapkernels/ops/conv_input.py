@@ -1,17 +1,22 @@
-"""The transpose of a layer: columns at its output pulled back to its input, by torch's library.
+r"""The transpose of a layer: columns at its output pulled back to its input.
 
-.. math:: s_{in} = W^T s_{out}
+.. math:: s_{in}[i, u] = \sum_{o, t} s_{out}[o, t] \sum_{k : (t, k) \to u} W[o, i, k]
+
+The transpose of a transposed convolution is a convolution: turned round, this op is
+the layer itself, and then it has a bias.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.ops._correlation import library_input
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops._library import has_kernel, register
+from lapkernels.ops.geometry import Geometry, check_rank, check_real, check_same
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
 CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -19,13 +24,16 @@ CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
 
 def conv_input(s: Tensor, weight: Tensor, input_size: Sequence[int], geometry: Geometry) -> Tensor:
     """Columns [B, I, *input_size] of a convolution (zero padding) from ``s`` [B, O, *out]."""
-    stride, padding, dilation, groups = geometry.arguments
-    if geometry.transposed:
-        kernel = geometry.kernel_size
-        entry, symmetric = library_input(s, input_size, kernel, stride, padding, dilation)
-        conv = CONV[len(kernel) - 1]
-        return conv(entry, weight, None, stride, symmetric, dilation, groups)
-    return transpose(s, weight, input_size, stride, padding, dilation, groups)
+    if geometry.is_linear or geometry.padding_mode != "zeros":
+        raise ValueError(f"{geometry} must be a convolution that pads with zeros")
+    check_real("s", s)
+    check_same("s", s, weight=weight)
+    check_rank("s", s.shape, geometry, 1)
+    geometry.check_pair(tuple(input_size), tuple(s.shape[2:]))
+    arguments = (s, weight, None, list(input_size), *geometry.arguments, geometry.transposed)
+    ours = not library_is_faster(weight.shape, geometry.groups)
+    run = CONV_INPUT if ours and has_kernel("conv_input", [s, weight]) else _reference
+    return run(*arguments)
 
 
 def transpose(
@@ -36,6 +44,7 @@ def transpose(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Transposed convolution whose result has ``input_size``, whatever the padding after it was."""
     dims = len(input_size)
@@ -47,11 +56,70 @@ def transpose(
     ]
     conv = CONV_TRANSPOSE[dims - 1]
     if all(0 <= e < max(pair) for e, *pair in zip(extra, stride, dilation, strict=True)):
-        return conv(s, weight, None, stride, padding, extra, groups, dilation)
+        return conv(s, weight, bias, stride, padding, extra, groups, dilation)
     full = conv(s, weight, None, stride, 0, 0, groups, dilation)
     sides = [
         side
         for d in reversed(range(dims))
         for side in (-padding[d], input_size[d] + padding[d] - full.shape[2 + d])
     ]
-    return F.pad(full, sides)
+    padded = F.pad(full, sides)
+    return padded if bias is None else padded + bias.reshape(-1, *(1,) * dims)
+
+
+def library_is_faster(weight: Sequence[int], groups: int, most: int = 2048) -> bool:
+    """Where torch's convolution comes near the machine's peak: measured, not derived.
+
+    ``weight`` is the shape [A, B / groups, *k], ``most`` the entries of a group that are ours.
+    """
+    rows, columns, *kernel = weight[0] // groups, *weight[1:]
+    if prod(kernel) == 1 or rows == columns == 1 < groups:
+        return True
+    return min(rows, columns) > 8 and rows * columns * prod(kernel) >= most
+
+
+def _reference(
+    s: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+) -> Tensor:
+    if 0 in (*s.shape, *weight.shape, *input_size):
+        shape = _shape(s, weight, bias, input_size, stride, padding, dilation, groups, transposed)
+        zero = s.new_zeros(shape) + 0 * (s.sum() + weight.sum())
+        return zero if bias is None else zero + bias.reshape(-1, *(1,) * len(input_size))
+    if not transposed:
+        return transpose(s, weight, input_size, stride, padding, dilation, groups, bias)
+    taps = (input_size, weight.shape[2:], stride, padding, dilation)
+    entry, symmetric = library_input(s, *taps)
+    conv = CONV[len(input_size) - 1]
+    return conv(entry, weight, bias, stride, symmetric, dilation, groups)
+
+
+def _shape(
+    s: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    input_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+) -> tuple[int, ...]:
+    channels = weight.shape[0] if transposed else weight.shape[1] * groups
+    return (s.shape[0], channels, *input_size)
+
+
+CONV_INPUT = register(
+    "conv_input",
+    "Tensor s, Tensor weight, Tensor? bias, int[] input_size, int[] stride, int[] padding, "
+    "int[] dilation, int groups, bool transposed",
+    reference=_reference,
+    shape=_shape,
+)

@@ -10,15 +10,15 @@ The factor with :math:`\varphi'` is the activation that made the layer's input, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import is_pointwise, library_input
+from lapkernels.ops._correlation import is_pointwise
 from lapkernels.ops._library import accumulate, check_out, register
 from lapkernels.ops._padding import fold_padding
-from lapkernels.ops.conv_input import CONV, transpose
+from lapkernels.ops.conv_input import CONV_INPUT, library_is_faster
 from lapkernels.ops.geometry import (
     Geometry,
     channel_count,
@@ -131,18 +131,8 @@ def _reference(
     activation: str,
     slope: float,
 ) -> Tensor:
-    dims = len(input_size)
-    square = weight.square()
-    kernel = weight.shape[2:]
-    if 0 in (*m.shape, *weight.shape, *input_size):
-        value = m.new_zeros(
-            _shape(m, weight, input_size, stride, padding, dilation, groups, transposed)
-        )
-    elif transposed:
-        entry, symmetric = library_input(m, input_size, kernel, stride, padding, dilation)
-        value = CONV[dims - 1](entry, square, None, stride, symmetric, dilation, groups)
-    else:
-        value = transpose(m, square, input_size, stride, padding, dilation, groups)
+    taps = (stride, padding, dilation, groups, transposed)
+    value = CONV_INPUT.reference(m, weight.square(), None, input_size, *taps)
     return value if z is None else value * derivative_squared(z, activation, slope)
 
 
@@ -163,7 +153,7 @@ def _library(
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    elif _library_is_faster(weight.shape[0] // groups, *weight.shape[1:]):
+    elif library_is_faster(weight.shape, groups, 8192):
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = _reference(m, weight, *taps, None, "identity", 0.0)
     else:
@@ -173,24 +163,8 @@ def _library(
     return value
 
 
-def _library_is_faster(rows: int, columns: int, *kernel_size: int) -> bool:
-    """Where torch's convolution comes near the machine's peak: measured, not derived."""
-    return min(rows, columns) > 8 and rows * columns * prod(kernel_size) >= 16384
-
-
-def _shape(
-    m: Tensor,
-    weight: Tensor,
-    input_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    transposed: bool,
-    *rest: object,
-) -> tuple[int, ...]:
-    channels = weight.shape[0] if transposed else weight.shape[1] * groups
-    return (m.shape[0], channels, *input_size)
+def _shape(m: Tensor, weight: Tensor, *taps: Any) -> Sequence[int]:
+    return CONV_INPUT.shape(m, weight, None, *taps[:6])
 
 
 _op = register(

@@ -14,12 +14,12 @@ from lapkernels.ops._correlation import (
     ARGUMENTS,
     canonical,
     is_pointwise,
-    library_input,
     out_like,
     weight_like,
     weight_shape,
 )
 from lapkernels.ops._library import register
+from lapkernels.ops.conv_weight import weight_gradient
 from lapkernels.ops.geometry import Geometry, channels_first, check_rank, check_real
 
 
@@ -60,17 +60,8 @@ def _reference(
     groups: int,
     square_small: bool,
 ) -> Tensor:
-    shape = weight_shape(small, large, kernel_size, groups)
-    if 0 in (*small.shape, *large.shape):
-        return small.new_zeros(shape)
-    small, large = small[0], large[0]
     small, large = (small.square(), large) if square_small else (small, large.square())
-    taps = (kernel_size, stride, padding, dilation)
-    entry, symmetric = library_input(large, small.shape[2:], *taps)
-    mask = [False, True, False]
-    options = (stride, symmetric, dilation, False, [0] * len(kernel_size), groups, mask)
-    weight = small.new_empty(shape)
-    return torch.ops.aten.convolution_backward(small, entry, weight, None, *options)[1]
+    return weight_gradient(small, large, kernel_size, stride, padding, dilation, groups)
 
 
 def _library(
@@ -89,12 +80,16 @@ def _library(
         return torch.einsum("nat,nbt->ab", a, b).reshape(
             weight_shape(small, large, kernel_size, groups)
         )
-    # Where torch's convolution is faster: many channels on few positions. Measured, not derived.
     rows, columns = small.shape[2] // groups, large.shape[2] // groups
-    if rows * columns >= 512 and small.shape[3:].numel() <= 256:
+    if weight_by_library(rows, columns, small.shape[3:].numel()):
         taps = (kernel_size, stride, padding, dilation, groups, square_small)
         return _reference(small, large, *taps)
     return None
+
+
+def weight_by_library(rows: int, columns: int, positions: int) -> bool:
+    """Where torch's convolution is faster: many channels on few positions; as measured."""
+    return rows * columns >= 512 and positions <= 256
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

@@ -24,6 +24,8 @@ _DERIVATIVES: dict[str, Callable[[Tensor, float], Tensor]] = {
     "softplus": lambda z, slope: (slope * z).sigmoid(),
     "silu": lambda z, slope: z.sigmoid() * (1 + z * (1 - z.sigmoid())),
     "gelu": lambda z, slope: aten.gelu_backward(torch.ones_like(z), z),
+    "tanh_of_result": lambda y, slope: 1 - y.square(),
+    "sigmoid_of_result": lambda y, slope: y * (1 - y),
 }
 ACTIVATIONS = tuple(_DERIVATIVES)
 
@@ -40,7 +42,8 @@ def squared_derivative(
 ) -> Tensor:
     """``m * phi'(z)²`` for tensors of one shape, in one pass.
 
-    ``activation`` is one of ``ACTIVATIONS``; ``given`` takes ``z`` itself as the derivative.
+    ``activation`` is one of ``ACTIVATIONS``; ``given`` takes ``z`` itself as the derivative, those
+    ``of_result`` take the result of the activation for ``z``.
     ``slope`` is LeakyReLU's negative slope, ELU's alpha or Softplus's beta.
     With ``out`` the result is ``out <- decay * out + scale * value``, in place.
     """
@@ -56,9 +59,14 @@ def check_activation(activation: str) -> None:
         raise ValueError(f"activation={activation!r} must be one of {ACTIVATIONS}")
 
 
+def derivative(z: Tensor, activation: str, slope: float) -> Tensor:
+    """phi'(z), in plain torch."""
+    return _DERIVATIVES[activation](z, slope)
+
+
 def derivative_squared(z: Tensor, activation: str, slope: float) -> Tensor:
     """phi'(z)², in plain torch."""
-    return _DERIVATIVES[activation](z, slope).square()
+    return derivative(z, activation, slope).square()
 
 
 def _reference(m: Tensor, z: Tensor, activation: str, slope: float) -> Tensor:

@@ -299,7 +299,10 @@ def triton_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_on_a_gpu_triton_serves_what_it_has_and_the_reference_the_rest(triton_gpu: Any) -> None:
     rest = set(OPS) - set(triton.MODULES)
-    assert rest == {"window_pull", "window_squared_sum", "sparse_conv_input", "sparse_squared_sum"}
+    assert rest == {
+        *("window_pull", "window_squared_sum", "sparse_conv_input", "sparse_squared_sum"),
+        *("conv_input", "conv_weight", "layer_chain"),
+    }
     for op in OPS:
         assert compiled(op, triton_gpu, triton_gpu) is (None if op in rest else other_kernel)
     for row in [row for row in report(OPS) if row.device == "cuda"]:

@@ -52,12 +52,14 @@ void check_weight_kernels(bool is_large) {
     each([&](T& at, int64_t i) { require(at == expected[i], kernel, at, expected[i]); });
   };
 
-  std::vector<double> squares(size, 0.0), weighted(size, 0.0);
+  std::vector<double> squares(size, 0.0), weighted(size, 0.0), sums(size, 0.0);
   const bool square_small = draw(0, 1);
   for (int64_t n = 0; n < l.samples; ++n) {
     for (int64_t v = 0; v < l.columns; ++v)
       for (int64_t i = 0; i < size; ++i)
         squares[i] += g[n * l.columns + v][i] * g[n * l.columns + v][i];
+    for (int64_t v = 0; v < l.columns; ++v)
+      for (int64_t i = 0; i < size; ++i) sums[i] += g[n * l.columns + v][i];
     for (int64_t v = 0; v < l.columns; ++v) {
       const auto m = gradients(l, small, large, v, n, square_small, !square_small);
       for (int64_t i = 0; i < size; ++i) weighted[i] += m[i];
@@ -70,6 +72,12 @@ void check_weight_kernels(bool is_large) {
     kernels<T>().squared_conv_weight(context(), out, update, small.view(), large.view(), l.taps,
                                      square_small);
   });
+
+#ifndef FUZZ_EMULATED
+  compare_weight("conv_weight", sums, [&](Grid<T> out) {
+    kernels<T>().conv_weight(context(), out, update, small.view(), large.view(), l.taps);
+  });
+#endif
 
   Block6<T> dot({1, 1, 1, 1, l.samples, l.columns}, 0, 0);
   Block6<T> gram({1, 1, 1, l.samples, l.columns, l.columns}, 0, 0);
@@ -102,10 +110,21 @@ void check_input_kernel(bool is_large) {
   Block6<T> m(transposed ? l.large_size(1, l.samples) : l.small_size(1, l.samples), 0, 2);
   Block6<T> out(transposed ? l.small_size(1, l.samples) : l.large_size(1, l.samples), 0, 0);
   Block6<T> slope(transposed ? l.small_size(1, l.samples) : l.large_size(1, l.samples), -2, 2);
-  const bool given = draw(0, 1);
-  kernels<T>().squared_conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(), l.taps,
-                                  transposed, slope.view(),
-                                  given ? Activation::given : Activation::identity, 0.0);
+#ifdef FUZZ_EMULATED
+  const bool given = draw(0, 1), squared = true;
+#else
+  const bool given = draw(0, 1), squared = draw(0, 1);
+#endif
+  std::vector<T> bias(out.grid.size[2]);
+  for (T& entry : bias) entry = T(draw(-2, 2));
+  if (squared)
+    kernels<T>().squared_conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(), l.taps,
+                                    transposed, slope.view(),
+                                    given ? Activation::given : Activation::identity, 0.0);
+  else
+    kernels<T>().conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(),
+                            given ? bias.data() : nullptr, l.taps, transposed, slope.view(),
+                            Activation::identity, 0.0);
   const int64_t a_group = l.a / l.taps.groups, b_group = l.b / l.taps.groups;
   const std::vector<int64_t> size(out.grid.size, out.grid.size + 6);
   Block6<T> wanted(size, 0, 0);
@@ -113,12 +132,12 @@ void check_input_kernel(bool is_large) {
     l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
       for (int64_t a = 0; a < l.a; ++a)
         for (int64_t b = 0; b < b_group; ++b) {
-          const T w = weight.at(0, a, b, k[0], k[1], k[2]);
+          const T entry = weight.at(0, a, b, k[0], k[1], k[2]), w = squared ? entry * entry : entry;
           const int64_t channel = a / a_group * b_group + b;
           if (transposed)
-            wanted.at(0, n, a, t[0], t[1], t[2]) += w * w * m.at(0, n, channel, u[0], u[1], u[2]);
+            wanted.at(0, n, a, t[0], t[1], t[2]) += w * m.at(0, n, channel, u[0], u[1], u[2]);
           else
-            wanted.at(0, n, channel, u[0], u[1], u[2]) += w * w * m.at(0, n, a, t[0], t[1], t[2]);
+            wanted.at(0, n, channel, u[0], u[1], u[2]) += w * m.at(0, n, a, t[0], t[1], t[2]);
         }
     });
   for (int64_t n = 0; n < size[1]; ++n)
@@ -127,11 +146,75 @@ void check_input_kernel(bool is_large) {
         for (int64_t y = 0; y < size[4]; ++y)
           for (int64_t x = 0; x < size[5]; ++x) {
             const T s = slope.at(0, n, c, z, y, x);
-            const T value = wanted.at(0, n, c, z, y, x) * (given ? s * s : T(1));
-            require(out.at(0, n, c, z, y, x) == value, "squared_conv_input",
-                    out.at(0, n, c, z, y, x), value);
+            const T sum = wanted.at(0, n, c, z, y, x);
+            const T value = !given ? sum : squared ? sum * s * s : sum + bias[c];
+            require(out.at(0, n, c, z, y, x) == value,
+                    squared ? "squared_conv_input" : "conv_input", out.at(0, n, c, z, y, x), value);
           }
 }
+
+#ifndef FUZZ_EMULATED
+// Rows of a linear layer, by a chain of one.
+template <class T>
+void check_rows() {
+  const int64_t samples = draw(1, 14), outputs = draw(1, 20), inputs = draw(1, 70);
+  const bool same = draw(0, 1);
+  Block6<T> s({1, samples, outputs, 1, 1, 1}, -2, 2), x({1, samples, inputs, 1, 1, 1}, -2, 2);
+  Block6<T> weight({1, outputs, inputs, 1, 1, 1}, -2, 2);
+  Block6<T> squares({1, outputs, inputs, 1, 1, 1}, 0, 0), sums({1, outputs, inputs, 1, 1, 1}, 0, 0);
+  Block6<T> m({1, samples, inputs, 1, 1, 1}, 0, 0), g({1, samples, inputs, 1, 1, 1}, 0, 0);
+  // All but s have to be dense along the features.
+  for (Block6<T>* block : {&x, &weight, &squares, &sums, &m, &g}) {
+    block->grid.stride[1] = inputs;
+    block->grid.stride[2] = 1;
+  }
+  std::vector<T> bias(outputs), bias_sums(outputs);
+  ChainLayer<T> layer{};
+  layer.linear = true;
+  layer.weight = weight.view();
+  layer.x = layer.z = x.view();
+  layer.activation = Activation::given;
+  layer.weight_squares = squares.grid;
+  layer.weight_gradient = sums.grid;
+  layer.bias_squares = bias.data();
+  layer.bias_gradient = bias_sums.data();
+  layer.m = m.grid;
+  layer.g = g.grid;
+  Grid<const T> start = s.view();
+  if (same) start.stride[1] = 0;
+  kernels<T>().layer_chain(context(), start, start, std::span<const ChainLayer<T>>(&layer, 1));
+  auto at = [&](int64_t n, int64_t o) { return s.at(0, same ? 0 : n, o, 0, 0, 0); };
+  for (int64_t o = 0; o < outputs; ++o) {
+    T bias_total = 0;
+    for (int64_t n = 0; n < samples; ++n) bias_total += at(n, o);
+    require(bias[o] == bias_total && bias_sums[o] == bias_total, "bias", bias[o], bias_total);
+    for (int64_t i = 0; i < inputs; ++i) {
+      T square = 0, sum = 0;
+      for (int64_t n = 0; n < samples; ++n) {
+        const T entry = x.at(0, n, i, 0, 0, 0);
+        square += at(n, o) * entry * entry;
+        sum += at(n, o) * entry;
+      }
+      require(squares.at(0, o, i, 0, 0, 0) == square, "squares", squares.at(0, o, i, 0, 0, 0),
+              square);
+      require(sums.at(0, o, i, 0, 0, 0) == sum, "gradient", sums.at(0, o, i, 0, 0, 0), sum);
+    }
+  }
+  for (int64_t n = 0; n < samples; ++n)
+    for (int64_t i = 0; i < inputs; ++i) {
+      T square = 0, sum = 0;
+      for (int64_t o = 0; o < outputs; ++o) {
+        const T w = weight.at(0, o, i, 0, 0, 0);
+        square += at(n, o) * w * w;
+        sum += at(n, o) * w;
+      }
+      const T slope = x.at(0, n, i, 0, 0, 0);
+      require(m.at(0, n, i, 0, 0, 0) == square * slope * slope, "m", m.at(0, n, i, 0, 0, 0),
+              square * slope * slope);
+      require(g.at(0, n, i, 0, 0, 0) == sum * slope, "g", g.at(0, n, i, 0, 0, 0), sum * slope);
+    }
+}
+#endif
 
 template <class T>
 void check_moments(bool shares_taps, bool is_large) {
@@ -264,6 +347,8 @@ int main(int argc, char** argv) {
     check_window_kernels<float>();
     check_window_kernels<double>();
 #ifndef FUZZ_EMULATED
+    check_rows<float>();
+    check_rows<double>();
     check_sparse_kernels<float>();
     check_sparse_kernels<double>();
 #endif

@@ -132,10 +132,16 @@ struct Layer {
     b = taps.groups * draw(1, most);
     columns = draw(1, 4);
     samples = draw(1, 4);
-    const bool plain = draw(0, 1) == 0;  // 3 x 3, stride 1: the kernels' fast ways
+    const bool plain = draw(0, 1) == 0;  // 3 x 3 or 5 x 5, stride 1: the kernels' fast ways
+    const int64_t side = draw(0, 2) == 0 ? 5 : 3;
+    if (plain && side == 5 && !kSmall && !is_large) {  // a first layer
+      taps.groups = 1;
+      a = draw(1, 40);
+      b = draw(1, 4);
+    }
     for (int d = 0; d < 3; ++d) {
       const bool used = d >= 3 - dims;
-      taps.kernel[d] = !used ? 1 : plain ? 3 : draw(1, 4);
+      taps.kernel[d] = !used ? 1 : plain ? side : draw(1, 4);
       taps.stride[d] = !used || plain ? 1 : draw(1, 3);
       taps.dilation[d] = !used || plain ? 1 : draw(1, 3);
       taps.padding[d] = used ? draw(-1, 4) : 0;

@@ -209,6 +209,8 @@ LAYERS: list[Layer] = [
     _layer("conv2d", 17, 33, 40, 40, n=1, kernel_size=3, padding=1),
     _layer("conv2d", 2, 3, 70, 57, n=1, kernel_size=3, padding=1),
     _layer("conv2d", 3, 9, 31, 28, n=2, kernel_size=5, v=9),
+    _layer("conv2d", 3, 41, 21, 16, n=2, kernel_size=5, v=3),
+    _layer("conv2d", 6, 112, 9, 26, n=2, kernel_size=5, padding=2, groups=2),
     _layer("conv2d", 20, 17, 13, 10, n=2, kernel_size=5, padding=2),
     _layer("conv2d", 2, 6, 60, 68, n=1, kernel_size=5, padding=1, groups=2),
     _layer("conv3d", 4, 4, 5, 5, 4, kernel_size=3, stride=2, padding=1, groups=2),

@@ -20,6 +20,7 @@ from torch import Tensor
 from lapkernels import ops, use_backend
 from lapkernels.kernels.native import native_op
 from lapkernels.ops import OPS, _library
+from lapkernels.ops.conv_input import CONV_INPUT
 from tests.ops.cases import FEW, draw
 from tests.ops.operations import WITH_OUT
 
@@ -56,6 +57,14 @@ def record() -> Calls:
             places = (size, [2], [1], [0], 2, transposed)
             ops.window_pull(s, torch.rand(4, 3, 3), *places)
         plain = ops.Geometry.conv(3, 2, 1, dims=1)
+        x, weight = torch.rand(3, 5, 7), torch.rand(4, 5, 3)
+        layer = ([2], [1], [1], 1, True)
+        CONV_INPUT(x, weight, torch.rand(4), [4], *layer)
+        ops.conv_weight(torch.rand(3, 4, 4), x, plain)
+        step = ops.ChainLayer(plain, weight, x, z=x, activation="relu")
+        rows = ops.ChainLayer(ops.Geometry(), torch.rand(4, 5), torch.rand(3, 5))
+        ops.layer_chain([step], torch.rand(3, 4, 4))
+        ops.layer_chain([rows], torch.rand(3, 4), torch.rand(3, 4), wants_input=False)
         ops.sparse_squared_sum(torch.rand(2, 3, 4, 4), torch.rand(3, 5, 7), plain)
         ops.sparse_conv_input(torch.rand(2, 3, 4, 4), torch.rand(4, 5, 3), [7], plain)
         numbers = [torch.rand(7) + 0.1, torch.rand(3, 2) + 0.1]
@@ -98,6 +107,7 @@ def some_value(kind: str, rng: random.Random) -> Any:
         "Tensor": lambda: some_tensor(rng),
         "List[Tensor]": lambda: [some_tensor(rng) for _ in range(rng.randint(0, 3))],
         "List[int]": lambda: [some_int(rng) for _ in range(rng.randint(0, 4))],
+        "List[float]": lambda: [rng.choice([0.0, 1.0]) for _ in range(rng.randint(0, 3))],
         "int": lambda: some_int(rng),
         "float": lambda: rng.choice([0.0, 1.0, -1.0, 0.5, float("nan"), float("inf"), 1e300]),
         "bool": lambda: rng.random() < 0.5,

@@ -105,3 +105,14 @@ def output_factor(data: Data, reduce: bool) -> Tensor:
     rows = per_position(data.s.double(), data.layer)
     rows = rows.sum(4, keepdim=True) if reduce else rows
     return (rows @ rows.mT).sum((0, 1))
+
+
+def transposed_layer(data: Data) -> Tensor:
+    """Wᵀ m at the input, in float64."""
+    return _vjp(data.layer.module(), data.weight.double(), tuple(data.x.shape), data.m.double())
+
+
+def weight_gradient(data: Data) -> Tensor:
+    """The gradient of <s_0, layer(x)> in the weight, in float64."""
+    module = data.layer.module()
+    return torch.autograd.grad(module(data.x.double()), module.weight, data.s[0].double())[0]

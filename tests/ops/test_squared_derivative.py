@@ -28,6 +28,9 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "softplus": lambda z: F.softplus(z, SLOPE, threshold=1e9),
     "silu": F.silu,
     "gelu": F.gelu,
+    # Functions whose derivative at y is that of the activation with the result y.
+    "tanh_of_result": lambda y: y - y.pow(3) / 3,
+    "sigmoid_of_result": lambda y: y.square() / 2 - y.pow(3) / 3,
 }
 
 

@@ -37,6 +37,10 @@ def squared_slope(z, slope, NAME: tl.constexpr):
         # 1 / sqrt(2) and 1 / sqrt(2 pi).
         bell = tl.exp(-0.5 * z * z) * 0.3989422804014327
         d = 0.5 * (1.0 + tl.erf(z * 0.7071067811865476)) + z * bell
+    elif NAME == "tanh_of_result":
+        d = 1.0 - z * z
+    elif NAME == "sigmoid_of_result":
+        d = z * (1.0 - z)
     else:
         tl.static_assert(NAME == "identity", "unknown activation")
         d = tl.full(z.shape, 1.0, z.dtype)
