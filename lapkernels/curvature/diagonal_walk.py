@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.chains import Found, chains
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.plan import Plan, Share, Step
 from lapkernels.curvature.trace import Node, Value
@@ -14,18 +15,25 @@ from lapkernels.curvature.walk import accumulate, naming
 from lapkernels.rules import Use
 
 
-def pull_diagonal(plan: Plan, m: Tensor, found: Callable[[str, Tensor], None]) -> None:
+def pull_diagonal(plan: Plan, m: Tensor, found: Found) -> None:
     """Carry the diagonal ``m`` [*output] back; ``found`` gets each parameter's share, a new tensor.
 
-    An activation in front of a layer that can multiply by its squared derivative is passed with
-    the layer, in one go over memory.
+    A chain of layers is passed in one call. Elsewhere an activation in front of a layer that can
+    multiply by its squared derivative is passed with the layer, in one go over memory.
     """
     at: dict[int, Tensor] = {id(plan.trace.output): m}
     activations = _activations(plan)
+    linked = chains(plan)
     for position in reversed(range(len(plan.sample_nodes))):
         node = plan.sample_nodes[position]
         outs = [at.pop(id(value), None) for value in node.outputs]
         if all(out is None for out in outs):
+            continue
+        chain, out = linked.get(position), outs[0]
+        if chain is not None and out is not None and chain.takes(out):
+            below, _ = chain.pull(out, found)
+            if below is not None:
+                accumulate(at, id(chain.below), below)
             continue
         hand_out_diagonal(plan, position, outs, found)
         before = activations.get(position)
@@ -34,6 +42,54 @@ def pull_diagonal(plan: Plan, m: Tensor, found: Callable[[str, Tensor], None]) -
         for value, part in zip(_inputs(node, before), parts, strict=True):
             if part is not None:
                 accumulate(at, id(value), part)
+
+
+def passes_both(plan: Plan) -> bool:
+    """Whether a diagonal and a gradient can go back together: chains hold every parameter."""
+    linked = chains(plan)
+    inside = {id(link.layer) for chain in linked.values() for link in chain.links}
+    alone = [node for node in plan.sample_nodes if id(node) not in inside]
+    return (
+        not plan.weight_nodes
+        and all(chain.takes(plan.trace.prediction) for chain in linked.values())
+        and not any(node.rule.uses or node.rule.passes_activation for node in alone)
+    )
+
+
+def pull_both(plan: Plan, m: Tensor, g: Tensor, found: Found, gradient: Found) -> None:
+    """Carry a diagonal and a gradient, both [*output], back in one go over the model.
+
+    ``found`` and ``gradient`` get each parameter's share, a new tensor.
+    """
+    at: dict[int, tuple[Tensor, Tensor]] = {id(plan.trace.output): (m, g)}
+
+    def add(value: Value, diagonal: Tensor | None, column: Tensor | None) -> None:
+        if diagonal is not None and column is not None:
+            known = at.get(id(value))
+            both = (diagonal, column)
+            at[id(value)] = both if known is None else (known[0] + both[0], known[1] + both[1])
+
+    linked = chains(plan)
+    for position in reversed(range(len(plan.sample_nodes))):
+        node = plan.sample_nodes[position]
+        pairs = [at.pop(id(value), None) for value in node.outputs]
+        if all(pair is None for pair in pairs):
+            continue
+        chain, first = linked.get(position), pairs[0]
+        if chain is not None and first is not None:
+            add(chain.below, *chain.pull(first[0], found, first[1], gradient))
+            continue
+        wanted = [value.active and value.samples is not None for value in node.inputs]
+        if not any(wanted):
+            continue
+        diagonals = [None if pair is None else pair[0] for pair in pairs]
+        columns = [None if pair is None else pair[1].unsqueeze(0) for pair in pairs]
+        with naming(node):
+            squares = node.rule.diagonal(diagonals, wanted)
+            sums = node.rule.columns(columns, wanted)
+        for value, want, diagonal, column in zip(node.inputs, wanted, squares, sums, strict=True):
+            if want and column is not None:
+                add(value, diagonal, column[0])
 
 
 def push_variance(plan: Plan, variance: Mapping[str, Tensor]) -> Tensor:
@@ -141,6 +197,12 @@ def _pull(
 
 def _activations(plan: Plan) -> dict[int, Node]:
     """By the position of a layer: the activation that made its input, for this layer alone."""
+    if "activations" not in plan.memo:
+        plan.memo["activations"] = _found_activations(plan)
+    return plan.memo["activations"]
+
+
+def _found_activations(plan: Plan) -> dict[int, Node]:
     readers = {id(plan.trace.output): 1}
     makers: dict[int, Node] = {}
     found: dict[int, Node] = {}
@@ -161,7 +223,7 @@ def hand_out_diagonal(
     plan: Plan,
     position: int,
     outs: Sequence[Tensor | None],
-    found: Callable[[str, Tensor], None],
+    found: Found,
 ) -> None:
     """Give every parameter of a node its share of a diagonal at the node's result."""
     node, out = plan.sample_nodes[position], outs[0]

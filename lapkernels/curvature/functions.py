@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lapkernels import ops
+
 aten = torch.ops.aten
 Arguments = tuple[Any, ...] | None
 
@@ -23,7 +25,7 @@ class Function:
     """A function of torch as an op.
 
     ``arguments`` is called as the function is and gives the op's arguments, or None. ``run``, of
-    the op's arguments, is for ops with more results than the function returns.
+    the op's arguments, is for ops with more results than the function returns, or faster ones.
     """
 
     name: str
@@ -167,8 +169,8 @@ def _max_pool(
     return (input, *sizes, ceil_mode)
 
 
-def _run_max_pool(input: Tensor, *sizes: Any) -> tuple[Tensor, ...]:
-    return F.max_pool2d(input, *sizes, return_indices=True)  # pyright: ignore[reportReturnType]
+def _run_convolution(*arguments: Any) -> tuple[Tensor, ...]:
+    return (ops.convolution(*arguments),)
 
 
 def _average_pool(
@@ -270,7 +272,7 @@ def _functions() -> dict[Any, Function]:
         F.softmax: Function.of(aten._softmax.default, _softmax),
         F.log_softmax: Function.of(aten._log_softmax.default, _softmax),
         F.max_pool2d: Function.of(
-            aten.max_pool2d_with_indices.default, _max_pool, run=_run_max_pool
+            aten.max_pool2d_with_indices.default, _max_pool, run=ops.max_pool2d
         ),
         F.avg_pool2d: Function.of(aten.avg_pool2d.default, _average_pool),
         F.adaptive_avg_pool2d: Function.of(aten.mean.dim, _global_average_pool),
@@ -293,8 +295,8 @@ def _functions() -> dict[Any, Function]:
         ),
         start=1,
     ):
-        table[plain] = Function.of(convolution, _convolution(dims))
-        table[transposed] = Function.of(convolution, _transposed(dims))
+        table[plain] = Function.of(convolution, _convolution(dims), run=_run_convolution)
+        table[transposed] = Function.of(convolution, _transposed(dims), run=_run_convolution)
     for space in (torch, Tensor):
         for name in _UNARY:
             table[getattr(space, name)] = Function.of(getattr(aten, name).default, _one)

@@ -14,6 +14,7 @@ from lapkernels.curvature.diag import (
     check_method,
     diagonal_into,
 )
+from lapkernels.curvature.diagonal_walk import passes_both, pull_both
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.selection import Output, Parameters
 from lapkernels.curvature.sharing import summed
@@ -58,7 +59,8 @@ def gradient_and_diag(
 
     All three are sums over the samples of ``data``: a pair (inputs, labels), or an iterable of such
     batches. The model runs once on a batch; the diagonal of :func:`lapkernels.diag`, with the same
-    options, and :math:`\nabla L` both go back from there. The ``.grad`` of the parameters is left
+    options, and :math:`\nabla L` both go back from there, by method ``approx`` in one go where
+    layers form chains, else one after the other. The ``.grad`` of the parameters is left
     alone.
     """
     check_method(method, threshold)
@@ -84,9 +86,16 @@ def gradient_and_diag(
         if y is None:
             raise ValueError("a gradient needs labels: give batches (inputs, labels)")
         noise.check(f, y)
-        diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
         losses.append(noise.nll(f, y))
-        for name, value in _gradient(one, noise.score(f, y)).items():
+        score = noise.score(f, y)
+        if method == "approx" and not one.plan.trace.opaque and passes_both(one.plan):
+            part = SquaredSum(chosen)
+            pull_both(one.plan, noise.diagonal(f, y), score, total.add, part.add)
+            found = part.values
+        else:
+            diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
+            found = _gradient(one, score)
+        for name, value in found.items():
             gradient[name] = value if name not in gradient else gradient[name] + value
         count += one.count
     return GradientAndDiagonal(

@@ -17,7 +17,7 @@ class Memory:
         self._wholes: dict[int, Tensor] = {}
         self._kept: dict[int, list[Kept]] = {}
         self._new_members: list[Tensor] = []
-        self._new_kept: list[Kept] = []
+        self._new_kept: list[tuple[Kept, Tensor]] = []
 
     def add(self, tensor: Tensor) -> None:
         """Note a tensor."""
@@ -26,8 +26,17 @@ class Memory:
     def keep(self, tensor: Tensor) -> Kept:
         """Note a tensor that a rule needs as it is now."""
         kept = Kept(tensor.detach())
-        self._new_kept.append(kept)
+        self._new_kept.append((kept, tensor))
         return kept
+
+    @property
+    def kept_count(self) -> int:
+        """How many tensors were noted by ``keep`` since the last write."""
+        return len(self._new_kept)
+
+    def kept_since(self, count: int) -> list[tuple[Kept, Tensor]]:
+        """What ``keep`` made of which tensor, without the first ``count``."""
+        return self._new_kept[count:]
 
     def save(self, written: Tensor) -> None:
         """Copy what rules need before its memory is overwritten."""
@@ -51,10 +60,15 @@ class Memory:
             self._members.setdefault(address, []).append(tensor)
             if address not in self._wholes and _covers(tensor):
                 self._wholes[address] = tensor
-        for kept in self._new_kept:
+        for kept, _ in self._new_kept:
             self._kept.setdefault(_address(kept.tensor), []).append(kept)
         self._new_members.clear()
         self._new_kept.clear()
+
+
+def version_of(tensor: Tensor) -> int:
+    """Changes with every write; those made in inference mode count none."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _address(tensor: Tensor) -> int:

@@ -16,6 +16,7 @@ from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Subject, record
+from lapkernels.curvature.replay import planned
 from lapkernels.curvature.sections import pull_compressed
 from lapkernels.curvature.selection import (
     Batch,
@@ -205,17 +206,22 @@ def _pass(
     inputs = (batch.args, batch.kwargs)
     by_autograd = route == "autograd"
     with random_state_kept(subject.model, inputs):
-        trace = record(subject, inputs, select, edges=by_autograd, graph=graph)
-        if trace.opaque and not by_autograd:
+        if by_autograd:
+            plan = Plan.of(record(subject, inputs, select, edges=True, graph=graph))
+        else:
+            plan = planned(subject, inputs, select, graph=graph)
+        opaque = plan.trace.opaque
+        if opaque and not by_autograd:
             if route == "rules":
-                raise Refused(f"{trace.opaque[0]}: only autograd knows its gradient; route='auto'")
+                raise Refused(f"{opaque[0]}: only autograd knows its gradient; route='auto'")
             by_autograd = True
-            trace = record(subject, inputs, select, edges=True)
+            plan = Plan.of(record(subject, inputs, select, edges=True))
+    trace = plan.trace
     if trace.opaque and trace.hidden and trace.count > 1:
         raise SamplesLost(f"{trace.opaque[0]} that reads parameters")
     if not trace.output.active:
         raise Refused("the model's output does not depend on the chosen parameters")
-    return Pass(Plan.of(trace), trace.prediction, batch.target, budget, by_autograd)
+    return Pass(plan, trace.prediction, batch.target, budget, by_autograd)
 
 
 def with_progress(batches: Iterator[T], data: Any) -> Iterator[T]:

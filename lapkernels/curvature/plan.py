@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -74,6 +75,8 @@ class Plan:
     overwrites: frozenset[int] = frozenset()
     # Activations of a linear layer's result that no one else reads, with the layer's node.
     scalings: dict[int, int] = field(default_factory=dict)
+    # What others found out about the nodes, for passes that repeat this one too.
+    memo: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Trace) -> Plan:

@@ -103,35 +103,28 @@ def _trace(
     edges: bool,
     graph: bool,
 ) -> Trace:
-    args, kwargs = mapped(Tensor.detach, inputs[0]), mapped(Tensor.detach, inputs[1])
-    tensors = list(tensors_in((args, kwargs)))
-    count = tensors[0].shape[0]
+    start = Start.of(subject, inputs)
+    count = start.tensors[0].shape[0]
     recorder = Recorder(count, subject.paths, place_fresh, edges)
     where = Samples(count)
-    for tensor in tensors:
+    for tensor in start.tensors:
         samples = follow(1, tensor.shape) if count == 1 else where
         recorder.define(tensor, Value(tensor.shape, tensor.dtype, samples, False))
-    leaves: dict[str, Tensor] = {}
     parameters: dict[str, Value] = {}
-    for name, parameter in subject.parameters.items():
-        leaf = leaves[name] = parameter.detach()
+    for name, leaf in start.leaves.items():
         chosen = name in subject.chosen
         value = Value(leaf.shape, leaf.dtype, None, chosen, name if chosen else None)
         recorder.define(leaf, value)
         if chosen:
-            leaf.requires_grad_()
             parameters[name] = value
-    # torch's fused recurrent layers hide several results of one op behind each other.
-    plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
-    # With all names of each parameter given, nothing is left to tie.
-    tied = {name: leaves[first] for name, first in subject.names.items()}
-    watch = recorder if subject.watched or edges else Shortcuts(recorder, subject.buffers)
+    by_op = subject.watched or edges
+    watch = recorder if by_op else Shortcuts(recorder, start.given(subject))
+    output = run(subject, start, select, watch)
+    calls = None
     with torch.enable_grad():
-        with plain, _uncompiled(), watch:
-            model = subject.model
-            output = select(functional_call(model, tied, args, kwargs, tie_weights=False))
         if isinstance(watch, Shortcuts):
             watch.check(output)
+            calls = None if place_fresh else watch.calls(output)
         value = _output(recorder, output)
     recorder.notice_hooks()
     recorder.settle()
@@ -145,10 +138,52 @@ def _trace(
         output.detach(),
         recorder.entries,
         output if edges or graph else None,
-        {name: leaves[name] for name in subject.chosen},
+        {name: start.leaves[name] for name in subject.chosen},
         recorder.opaque,
         recorder.hidden,
+        None if recorder.opaque or recorder.hidden else calls,
     )
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a pass starts from: inputs without a gradient, and a leaf for each parameter."""
+
+    args: Any
+    kwargs: Any
+    tensors: list[Tensor]
+    leaves: dict[str, Tensor]
+
+    @classmethod
+    def of(cls, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Start:
+        """Of a batch. Leaves of the chosen parameters require a gradient."""
+        args, kwargs = mapped(Tensor.detach, inputs[0]), mapped(Tensor.detach, inputs[1])
+        leaves: dict[str, Tensor] = {}
+        for name, parameter in subject.parameters.items():
+            leaves[name] = parameter.detach()
+            if name in subject.chosen:
+                leaves[name].requires_grad_()
+        return cls(args, kwargs, list(tensors_in((args, kwargs))), leaves)
+
+    def given(self, subject: Subject) -> list[Tensor]:
+        """Every tensor that a pass may read: inputs, parameters and buffers."""
+        return [*self.tensors, *self.leaves.values(), *subject.buffers]
+
+
+def run(
+    subject: Subject,
+    start: Start,
+    select: Callable[[Any], Any],
+    watch: AbstractContextManager[Any],
+) -> Tensor:
+    """The model's output, ``select``ed from what it returns, while something watches."""
+    # torch's fused recurrent layers hide several results of one op behind each other.
+    plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
+    # With all names of each parameter given, nothing is left to tie.
+    tied = {name: start.leaves[first] for name, first in subject.names.items()}
+    with torch.enable_grad(), plain, _uncompiled(), watch:
+        model, args, kwargs = subject.model, start.args, start.kwargs
+        return select(functional_call(model, tied, args, kwargs, tie_weights=False))
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

@@ -63,7 +63,7 @@ class Recorder(TorchDispatchMode):
         self._pending: list[tuple[Node, list[Tensor]]] = []
         # Tensors stay alive while recording, so that an identity means one tensor only.
         self.values: dict[int, tuple[Value, Tensor]] = {}
-        self._memory = Memory()
+        self.memory = Memory()
         # Chosen parameters by the address of their memory.
         self._owners: dict[int, str] = {}
         # Views whose memory was written by another tensor since they were made.
@@ -74,7 +74,7 @@ class Recorder(TorchDispatchMode):
         self.values[id(tensor)] = (value, tensor)
         if self._stale:
             self._stale.discard(id(tensor))
-        self._memory.add(tensor)
+        self.memory.add(tensor)
         if value.parameter is not None:
             self._owners[tensor.untyped_storage().data_ptr()] = value.parameter
         return value
@@ -173,12 +173,12 @@ class Recorder(TorchDispatchMode):
             )
         self.has_written = True
         functional = name.removesuffix("_")
-        self._memory.save(written)
+        self.memory.save(written)
         before = self._before(functional, tensors, values)
         func(*args, **kwargs)
         args = tuple(before.get(id(value), value) for value in args)
         tensors = [before.get(id(tensor), tensor) for tensor in tensors]
-        whole = self._memory.whole(written)
+        whole = self.memory.whole(written)
         old = None if whole is None or whole is written else self.value(whole)
         self.record(functional, functional_of(func), args, kwargs, tensors, values, (written,))
         if old is not None:
@@ -186,7 +186,7 @@ class Recorder(TorchDispatchMode):
             region = Region.of(written, whole)
             part = self.values[id(written)][0]
             self._note("in-place write", PartWrite, [whole, written], [old, part], whole, region)
-        others = self._memory.others(written)
+        others = self.memory.others(written)
         if whole is None and others:
             raise Refused(f"{name} in {self.where} writes a part of a non-contiguous tensor")
         self._stale.update(id(other) for other in others if other is not whole)
@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):
 
     def _read(self, tensor: Tensor) -> Value:
         """What a view is after its memory was written."""
-        whole = self._memory.whole(tensor)
+        whole = self.memory.whole(tensor)
         assert whole is not None
         region = Region.of(tensor, whole)
         self._note("read", PartRead, [whole], [self.value(whole)], tensor, region)
@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
         outputs: tuple[Tensor, ...],
         builder: Callable[..., Rule] | None,
     ) -> Rule:
-        keep = self._memory.keep
+        keep = self.memory.keep
         operands = [
             Operand(tensor, value.samples, value.active, keep)
             for tensor, value in zip(tensors, values, strict=True)
@@ -339,7 +339,7 @@ class Recorder(TorchDispatchMode):
             return value
         samples = follow(1, tensor.shape)
         lifted = Value(tensor.shape, tensor.dtype, samples, True)
-        keep = self._memory.keep
+        keep = self.memory.keep
         operand = Operand(tensor, None, True, keep)
         call = Call("lift", torch.clone, [operand], (tensor,), keep, 1, [[0]])
         rule = Lift(call, operand, samples=samples)

@@ -9,33 +9,42 @@ no function did: ``Unseen`` is raised, and the whole pass is to be watched.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 from lapkernels.curvature.functions import FUNCTIONS, QUESTIONS, Function
+from lapkernels.curvature.memory import version_of
 from lapkernels.curvature.operator import tensors_of
 from lapkernels.curvature.recorder import Recorder
-from lapkernels.curvature.trace import Value
+from lapkernels.curvature.trace import Calls, Number, Step, Value, numbered
+from lapkernels.curvature.watch import Watch
 
 
 class Unseen(RuntimeError):
     """Something was computed that no function of torch was called for."""
 
 
-class Shortcuts(TorchFunctionMode):
-    """Sees every function of torch; ``constants`` are what a model may read beside parameters."""
+class Shortcuts(Watch):
+    """Sees every function of torch.
 
-    def __init__(self, recorder: Recorder, constants: Iterable[Tensor]) -> None:
+    ``given`` are the tensors that a pass starts from, the first of them known to the recorder; the
+    others are constants that a model may read.
+    """
+
+    error = Unseen
+
+    def __init__(self, recorder: Recorder, given: Sequence[Tensor]) -> None:
         super().__init__()
-        self._unseen = False
         self._recorder = recorder
         recorder.partial = True
-        self._constants = {id(tensor) for tensor in constants}
+        self._constants = {id(tensor) for tensor in given[len(recorder.values) :]}
+        self._order = [Number(index) for index in range(len(given))]
+        self._numbers = dict(zip(map(id, given), self._order, strict=True))
+        self._steps: list[Step] | None = []
         self._versions: dict[int, int] = {}
         self._note_versions(0)
 
@@ -75,19 +84,50 @@ class Shortcuts(TorchFunctionMode):
         values: list[Value],
     ) -> Tensor:
         recorder = self._recorder
+        kept = recorder.memory.kept_count
+        grad = torch.is_grad_enabled()
         if function.run is None:
             outputs = (func(*args, **kwargs),)
         else:
             outputs = tuple(function.run(*given))
         out = outputs[0]
-        if not any(out is tensor for tensor in tensors):
+        returned = next((k for k, tensor in enumerate(tensors) if out is tensor), None)
+        numbers = self._numbers
+        if self._steps is not None:
+            names, rest = tuple(kwargs), numbered(tuple(kwargs.values()), numbers)
+            own = [numbers[id(tensor)].index for tensor in tensors]
+            call = (func, function, numbered(args, numbers), names, rest, grad, own)
+            kinds = [(one.shape, one.dtype) for one in outputs]
+            self._steps.append(Step(*call, kinds, [], returned))
+        if returned is None:
             recorder.record(function.name, function.op, given, {}, tensors, values, outputs)
             for one in outputs:
-                self._versions[id(one)] = _version(one)
+                self._versions[id(one)] = version_of(one)
+                numbers[id(one)] = Number(len(self._order))
+                self._order.append(numbers[id(one)])
+            self._note_kept(kept, [*tensors, *outputs])
         return out
+
+    def _note_kept(self, first: int, tensors: list[Tensor]) -> None:
+        """Note which of the ``tensors`` of the last call its rule keeps, and where."""
+        if self._steps is None:
+            return
+        places = {id(tensor): place for place, tensor in enumerate(tensors)}
+        for kept, tensor in self._recorder.memory.kept_since(first):
+            if id(tensor) not in places:
+                self._steps = None
+                return
+            self._steps[-1].kept.append((kept, places[id(tensor)]))
+
+    def calls(self, output: Tensor) -> Calls | None:
+        """All calls of a pass with this output, if they can be repeated."""
+        if self._steps is None:
+            return None
+        return Calls(self._steps, self._order, self._numbers[id(output)].index)
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         recorder = self._recorder
+        self._steps = None
         for tensor in (*tensors_of(args), *tensors_of(kwargs.values())):
             self.check(tensor)
         known = len(recorder.values)
@@ -95,7 +135,7 @@ class Shortcuts(TorchFunctionMode):
             out = func(*args, **kwargs)
         if recorder.has_met_unknown:
             # What autograd kept of ops inside a function, such as a transposed weight.
-            self._fail()
+            self.fail()
         self._note_versions(0 if recorder.has_written else known)
         recorder.has_written = False
         return out
@@ -103,31 +143,16 @@ class Shortcuts(TorchFunctionMode):
     def _note_versions(self, first: int) -> None:
         """Note the state of all tensors but the ``first`` that became known."""
         for key, (_, tensor) in islice(self._recorder.values.items(), first, None):
-            self._versions[key] = _version(tensor)
+            self._versions[key] = version_of(tensor)
 
     def check(self, tensor: Tensor) -> None:
         """Raise ``Unseen`` unless a tensor, as it is, was made by functions that were seen."""
         key = id(tensor)
         version = self._versions.get(key)
         if version is None and key in self._constants:
-            self._versions[key] = _version(tensor)
-        elif version != _version(tensor):
-            self._fail()
-
-    def _fail(self) -> None:
-        self._unseen = True
-        raise Unseen
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
-        super().__exit__(kind, error, trace)
-        # The model may have caught the error, or made another of it.
-        if self._unseen and not isinstance(error, Unseen):
-            raise Unseen from error
-
-
-def _version(tensor: Tensor) -> int:
-    """Changes with every write; those made in inference mode count none."""
-    return -1 if tensor.is_inference() else tensor._version
+            self._versions[key] = version_of(tensor)
+        elif version != version_of(tensor):
+            self.fail()
 
 
 def _is_plain(name: str, tensors: list[Tensor], values: list[Value]) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
-from lapkernels.rules import Rule, Samples
+from lapkernels.curvature.functions import Function
+from lapkernels.rules import Kept, Rule, Samples
 
 
 @dataclass(eq=False, slots=True)
@@ -44,6 +47,55 @@ class Node:
         return f"{self.name.removeprefix('aten::')} in {self.path or 'the model'}"
 
 
+class Number:
+    """Stands for one tensor of a pass among the arguments of its calls."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def numbered(value: Any, numbers: Mapping[int, Number]) -> Any:
+    """Arguments with numbers in the place of tensors, which are known by their identity."""
+    kind = type(value)
+    if kind is Tensor:
+        return numbers.get(id(value))
+    if kind is tuple or kind is list:
+        return kind([numbered(one, numbers) for one in value])
+    return value
+
+
+@dataclass(eq=False, slots=True)
+class Step:
+    """A call of a function of torch: what it was given, and the kinds of its results.
+
+    Keywords have ``names`` and ``values``. ``tensors`` are the indices of its operands, and
+    ``kept`` pairs what a rule keeps with its place among operands and then results. ``returned`` is
+    the place of the operand that was returned itself, if one was.
+    """
+
+    func: Any
+    function: Function
+    args: Any
+    names: tuple[str, ...]
+    values: Any
+    grad: bool
+    tensors: list[int]
+    kinds: list[tuple[torch.Size, torch.dtype]]
+    kept: list[tuple[Kept, int]]
+    returned: int | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Calls:
+    """All calls of a pass, the number of each of its tensors, and the index of its output."""
+
+    steps: list[Step]
+    numbers: list[Number]
+    output: int
+
+
 @dataclass
 class Trace:
     """A recorded forward pass of ``count`` samples. Nodes are those that depend on parameters.
@@ -51,7 +103,7 @@ class Trace:
     ``entries`` counts the numbers of their results that are no views. ``opaque`` says whose
     gradient only autograd knows, and ``hidden`` whether parameters were read where gradients are
     disabled, as a custom autograd.Function does. ``graph`` is the prediction with autograd's graph,
-    if kept.
+    if kept. ``calls`` are for a pass that repeats this one, and ``lease`` is held by one that does.
     """
 
     count: int
@@ -64,3 +116,5 @@ class Trace:
     leaves: dict[str, Tensor]
     opaque: list[str]
     hidden: bool
+    calls: Calls | None = None
+    lease: object = None

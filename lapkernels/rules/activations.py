@@ -24,9 +24,7 @@ class Relu(FromOutput):
     """max(z, 0), whose derivative is its own square."""
 
     times = staticmethod(partial(aten.threshold_backward, threshold=0))
-
-    def slope(self) -> Slope:
-        return Slope(self.y.tensor, "relu")
+    kind = "relu"
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert m[0] is not None
@@ -38,6 +36,7 @@ class Sigmoid(FromOutput):
     """1 / (1 + exp(-z)), with the derivative y (1 - y)."""
 
     times = aten.sigmoid_backward
+    kind = "sigmoid_of_result"
 
 
 @register_rule("aten::tanh")
@@ -45,6 +44,7 @@ class Tanh(FromOutput):
     """tanh(z), with the derivative 1 - y²."""
 
     times = aten.tanh_backward
+    kind = "tanh_of_result"
 
 
 # By op: the names of its numbers, and torch's own product of a gradient with the derivative.

@@ -52,6 +52,8 @@ def _geometry(
 class Product(Rule):
     """out = a b; columns and diagonals of both sides."""
 
+    repeatable = True
+
     def __init__(self, a: Operand, b: Operand) -> None:
         super().__init__()
         _differ(a, b)
@@ -141,6 +143,8 @@ class BatchedProduct(Product):
 class AffineProduct(Rule):
     """out = beta * bias + alpha * a b."""
 
+    repeatable = True
+
     def __init__(
         self,
         call: Call,
@@ -189,6 +193,8 @@ class Linear(Rule):
 
     ``matrix`` is W, if x depends on parameters.
     """
+
+    repeatable = True
 
     def __init__(self, call: Call, x: Operand, weight: Operand, bias: Operand | None) -> None:
         super().__init__()
@@ -271,6 +277,8 @@ class MatrixVectorProduct(Rule):
 class Convolution(Rule):
     """Conv1d/2d/3d and their transposes."""
 
+    repeatable = True
+
     makes_new = True
     passes_activation = True
 
@@ -306,7 +314,8 @@ class Convolution(Rule):
                 raise Unsupported("a convolution of nothing but parameters has no rule")
             return
         if weight.active:
-            self.uses[1] = _convolution(weight, x.kept(), self.geometry, where)
+            assert self.x is not None
+            self.uses[1] = _convolution(weight, self.x, self.geometry, where)
         if bias is not None and bias.active:
             self.uses[2] = ScaleUse(
                 bias.shape, where, along=(*bias.shape, *(1,) * len(self.input_size))

@@ -43,6 +43,8 @@ _CONSTANT = (
 class Elementwise(Rule):
     """Any op that acts entry by entry, its derivatives by autograd."""
 
+    repeatable = True
+
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         if call.name == "aten::masked_fill" and any(value.active for value in call.operands[2:]):
@@ -137,12 +139,15 @@ class FromOutput(Rule):
     """An activation whose derivative is read off its result.
 
     ``times`` multiplies by the derivative: it is called with columns and the result, and with
-    ``grad_input`` for where to write.
+    ``grad_input`` for where to write. ``kind`` is what kernels call it, given the result.
     """
+
+    repeatable = True
 
     reads_input = False
     is_activation = True
     times: ClassVar[Callable[..., Tensor]]
+    kind: ClassVar[str]
 
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__()
@@ -150,8 +155,7 @@ class FromOutput(Rule):
         self.y = call.kept_output()
 
     def slope(self) -> Slope:
-        y = self.y.tensor
-        return Slope(self.times(y.new_ones(()).expand_as(y), y), "given")
+        return Slope(self.y.tensor, self.kind)
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert s[0] is not None
@@ -169,6 +173,8 @@ class FromOutput(Rule):
 @register_rule("aten::add", "aten::sub", "aten::rsub", "aten::neg")
 class Sum(Rule):
     """out = a + alpha b, and differences: derivatives are numbers."""
+
+    repeatable = True
 
     reads_input = False
 

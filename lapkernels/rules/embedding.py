@@ -15,6 +15,8 @@ from lapkernels.rules.uses import EmbeddingUse
 class Embedding(Rule):
     """out[...] = weight[index[...]]."""
 
+    repeatable = True
+
     def __init__(
         self,
         call: Call,

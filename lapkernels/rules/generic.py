@@ -174,21 +174,31 @@ def _compare(whole: Tensor, one: Tensor, count: int, n: int) -> Samples | None:
     return Samples(count, dim)
 
 
+def _marked(value: Any) -> Any:
+    """An argument with the class itself where an operand stands, and no tensor in it."""
+    if isinstance(value, Operand):
+        return Operand
+    if isinstance(value, (list, tuple)):
+        return type(value)(_marked(entry) for entry in value)
+    return value
+
+
 def filler(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]:
     """Put tensors back where the operands stood among the arguments."""
+    marked, named = _marked(args), {name: _marked(value) for name, value in kwargs.items()}
 
     def fill(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         rest = iter(tensors)
 
         def put(value: Any) -> Any:
-            if isinstance(value, Operand):
+            if value is Operand:
                 return next(rest)
             if isinstance(value, (list, tuple)):
                 return type(value)(put(entry) for entry in value)
             return value
 
-        return tuple(put(value) for value in args), {k: put(v) for k, v in kwargs.items()}
+        return put(marked), {name: put(value) for name, value in named.items()}
 
     return fill

@@ -28,6 +28,8 @@ from lapkernels.rules.uses import OwnEntriesUse, ScaleUse, Use
 class Affine(Rule):
     """y = w xh + b; ``shape`` is how w and b are broadcast against x."""
 
+    repeatable = True
+
     def __init__(
         self,
         call: Call,
@@ -223,11 +225,15 @@ class RunningStatistics(Affine):
             raise Unsupported("its running statistics depend on parameters")
         super().__init__(call, x, weight, bias, _channels(x), ())
         self.samples = (*self.samples[:1], *(None for _ in call.outputs[1:]))
-        self.mean = mean.tensor.detach().reshape(self.shape).clone()
-        self.rstd = (variance.tensor.detach() + eps).rsqrt().reshape(self.shape)
+        self.mean, self.spread, self.eps = mean.kept(), variance.kept(), eps
+
+    @property
+    def rstd(self) -> Tensor:
+        """One over the standard deviation of each channel."""
+        return (self.spread.tensor + self.eps).rsqrt_().reshape(self.shape)
 
     def standardised(self) -> Tensor:
-        return (self.x.tensor - self.mean) * self.rstd
+        return (self.x.tensor - self.mean.tensor.reshape(self.shape)) * self.rstd
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         return self._first(only(s) * self._scaled(self.rstd, False) if wanted[0] else None)

@@ -52,7 +52,8 @@ class MaxPool(Movement):
         self.samples = call.place(x.samples, lambda where: along(where, dims, "it pools"))
         self.index = call.keep(call.outputs[1])
         self.size = len(call.operands)
-        self.arguments = call.arguments((x, *args), kwargs)
+        given = call.arguments((x, *args), kwargs)
+        self.arguments = {name: value for name, value in given.items() if value is not x}
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         one = only(s)
@@ -65,6 +66,8 @@ class MaxPool(Movement):
 
 class Average(Rule):
     """Means over windows; ``backward`` is J^T on [B, C, *positions], ``weight`` is w_o."""
+
+    repeatable = True
 
     reads_input = False
 

@@ -30,6 +30,8 @@ _CONSTANT = ("all", "any", "argmax", "argmin", "count_nonzero")
 class Reduction(Rule):
     """Where the samples go, and how a result is repeated over the reduced dimensions."""
 
+    repeatable = True
+
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         given = call.arguments(args, kwargs)

@@ -34,6 +34,8 @@ _SPATIAL = {**_NEAREST, **_LINEAR}
 class Resize(Rule):
     """Columns by torch's own transpose, all at once."""
 
+    repeatable = True
+
     reads_input = False
 
     def __init__(self, call: Call, x: Operand, size: Sequence[int] | None, *args: Any) -> None:

@@ -151,6 +151,8 @@ class Rule:
     # Whether it has a ``slope``, and whether it can pass a diagonal through one on the way.
     is_activation = False
     passes_activation = False
+    # Whether it holds no tensors but ``Kept`` ones: with others in these it serves a like call.
+    repeatable = False
     # Whether the result depends on the operands in a way that has a derivative.
     differentiable = True
 

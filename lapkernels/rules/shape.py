@@ -21,6 +21,8 @@ from lapkernels.rules.uses import own_copy
 class Movement(Rule):
     """A rule with one way to pass columns and diagonals."""
 
+    repeatable = True
+
     reads_input = False
 
     def __init__(self, call: Call, x: Operand) -> None:

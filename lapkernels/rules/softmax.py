@@ -23,6 +23,8 @@ aten = torch.ops.aten
 class Softmax(Rule):
     """m_i = y_i² ((1 - 2 y_i) m_i + sum_o y_o² m_o); m_i = (1 - 2 p_i) m_i + p_i² sum_o m_o."""
 
+    repeatable = True
+
     reads_input = False
 
     def __init__(self, call: Call, x: Operand, dim: int, half_to_float: bool) -> None:

@@ -1,0 +1,206 @@
+"""Passes that make the same calls as an earlier one: its rules, with the tensors of now.
+
+Building rules costs more than small ops themselves, and all batches of a data set give the same
+ones. A recorded pass whose functions were all known (``shortcuts``) leaves a ``Template``: its
+calls in order, with a number for each tensor. A later pass of the same model on tensors of the same
+kinds runs the model as it is, and compares each call: the same function, arguments and numbers.
+Then the template's rules hold for it, once the tensors that they keep are put in their place. At
+the first call that differs the pass is recorded instead.
+
+A template serves one pass at a time: it is taken out of the model's list and comes back, with no
+tensor left in it, when the pass is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.functions import QUESTIONS
+from lapkernels.curvature.memory import version_of
+from lapkernels.curvature.plan import Plan
+from lapkernels.curvature.record import Start, Subject, record, run
+from lapkernels.curvature.trace import Calls, numbered
+from lapkernels.curvature.watch import Watch
+
+# A pass starts while its caller still holds the one before, so two templates take turns.
+TEMPLATES = 2
+# Kinds of inputs that are remembered for a model.
+KINDS = 8
+
+
+@dataclass(eq=False, slots=True)
+class Template:
+    """The calls of a pass and the plan of its way back."""
+
+    calls: Calls
+    plan: Plan
+
+
+class Lease:
+    """Held by a pass that uses a template; empties it and gives it back when the pass is gone."""
+
+    def __init__(self, template: Template, home: list[Template]) -> None:
+        self._template, self._home = template, home
+
+    def __del__(self) -> None:
+        for step in self._template.calls.steps:
+            for kept, _ in step.kept:
+                kept.tensor = cast(Tensor, None)
+        if len(self._home) < TEMPLATES:
+            self._home.append(self._template)
+
+
+_free: WeakKeyDictionary[nn.Module, dict[Any, list[Template]]] = WeakKeyDictionary()
+
+
+def planned(
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    *,
+    graph: bool = False,
+) -> Plan:
+    """Run the model on a batch, and the plan of the way back: replayed if it can be."""
+    args, kwargs = inputs
+    if not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        return Plan.of(record(subject, inputs, select, graph=graph))
+    home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
+    plan = _replayed(home, subject, inputs, select, graph)
+    if plan is not None:
+        return plan
+    plan = Plan.of(record(subject, inputs, select, graph=graph))
+    trace = plan.trace
+    calls, trace.calls = trace.calls, None
+    if calls is not None and all(node.rule.repeatable for node in trace.nodes):
+        empty = replace(trace, prediction=cast(Tensor, None), graph=None, leaves={})
+        trace.lease = Lease(Template(calls, replace(plan, trace=empty)), home)
+    return plan
+
+
+def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
+    """The free templates for tensors of these kinds."""
+    parameters = subject.parameters
+    tensors = (*inputs, *parameters.values(), *subject.buffers)
+    chosen = tuple(name in subject.chosen for name in parameters)
+    key = (names, *parameters, chosen, *((t.shape, t.dtype, t.device, t.stride()) for t in tensors))
+    kinds = _free.setdefault(subject.model, {})
+    if key not in kinds:
+        while len(kinds) >= KINDS:
+            kinds.pop(next(iter(kinds)), None)
+        kinds[key] = []
+    return kinds[key]
+
+
+def _replayed(
+    home: list[Template],
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    graph: bool,
+) -> Plan | None:
+    """The plan of a pass by a free template, None if the pass goes another way."""
+    try:
+        template = home.pop()
+    except IndexError:  # none is free; asked first, another thread might take the last
+        return None
+    lease = Lease(template, home)
+    start = Start.of(subject, inputs)
+    watch = Replay(template.calls, start.given(subject))
+    try:
+        output = run(subject, start, select, watch)
+    except Different:
+        return None
+    if not watch.is_complete(output):
+        return None
+    trace = replace(
+        template.plan.trace,
+        prediction=output.detach(),
+        graph=output if graph else None,
+        leaves={name: start.leaves[name] for name in subject.chosen},
+        lease=lease,
+    )
+    return replace(template.plan, trace=trace)
+
+
+class Different(RuntimeError):
+    """A pass did not make the calls of the template."""
+
+
+class Replay(Watch):
+    """Runs functions and compares them with the calls of a template, which gets their tensors.
+
+    ``given`` are the tensors that a pass may start from, in the order of their numbers.
+    """
+
+    error = Different
+
+    def __init__(self, calls: Calls, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._steps = iter(calls.steps)
+        self._order, self._output = calls.numbers, calls.output
+        # Held, so that an identity means one tensor only.
+        self._tensors = list(given)
+        self._numbers = dict(zip(map(id, given), calls.numbers, strict=False))
+        self._versions = [version_of(tensor) for tensor in given]
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in QUESTIONS:
+            return func(*args, **kwargs)
+        step = next(self._steps, None)
+        if (
+            step is None
+            or func is not step.func
+            or torch.is_grad_enabled() is not step.grad
+            or numbered(args, self._numbers) != step.args
+            or tuple(kwargs) != step.names
+            or numbered(tuple(kwargs.values()), self._numbers) != step.values
+        ):
+            self.fail()
+        function, tensors = step.function, [self._tensors[index] for index in step.tensors]
+        for index, tensor in zip(step.tensors, tensors, strict=True):
+            if self._versions[index] != version_of(tensor):
+                self.fail()
+        if function.run is None:
+            outputs = (func(*args, **kwargs),)
+        else:
+            outputs = function.run(*(function.arguments(*args, **kwargs) or ()))
+        if step.returned is not None:
+            if outputs[0] is not tensors[step.returned]:
+                self.fail()
+            return outputs[0]
+        for out, kind in zip(outputs, step.kinds, strict=True):
+            if (
+                type(out) is not Tensor
+                or (out.shape, out.dtype) != kind
+                or id(out) in self._numbers
+            ):
+                self.fail()
+            self._numbers[id(out)] = self._order[len(self._tensors)]
+            self._tensors.append(out)
+            self._versions.append(version_of(out))
+            tensors.append(out)
+        for kept, place in step.kept:
+            kept.tensor = tensors[place].detach()
+        return outputs[0]
+
+    def is_complete(self, output: Tensor) -> bool:
+        """Whether all calls were made, with this output, and nothing has a hook on its gradient."""
+        return (
+            next(self._steps, None) is None
+            and self._numbers.get(id(output)) is self._order[self._output]
+            and self._versions[self._output] == version_of(output)
+            and not any(tensor._backward_hooks for tensor in self._tensors)
+        )

@@ -1,0 +1,135 @@
+"""Chains of layers: where they begin and end, and the same numbers as layer by layer."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import lapkernels as lk
+from lapkernels.curvature import chains as chains_module
+from lapkernels.curvature.chains import Chain, chains
+from lapkernels.curvature.passes import passes
+from lapkernels.kernels import NATIVE
+from lapkernels.likelihoods import resolve
+from tests.curvature.zoo import Network, params
+
+joint_module = sys.modules["lapkernels.curvature.gradient_and_diag"]
+pytestmark = pytest.mark.skipif(NATIVE.path is None, reason="chains are for compiled kernels")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def approx(model: nn.Module, x: Any, output: Any) -> dict[str, Tensor] | str:
+    try:
+        return dict(lk.diag(model, (x, None), "gaussian", "approx", output=output))
+    except (RuntimeError, ValueError, TypeError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("network", params())
+def test_zoo_is_as_layer_by_layer(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, x = network.make(torch.float64)
+    found = approx(model, x, network.output)
+    monkeypatch.setattr(Chain, "takes", lambda self, m: False)
+    known = approx(model, x, network.output)
+    if isinstance(found, str) or isinstance(known, str):
+        assert found == known
+        return
+    for name, value in known.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
+
+
+def lengths(model: nn.Module, x: Tensor, **options: Any) -> list[int]:
+    """The number of layers in each chain, from the output on."""
+    (one,) = passes(model, x, **options)[1]
+    return [len(chain.links) for chain in chains(one.plan).values()]
+
+
+def convs(*channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for inputs, outputs in zip(channels, channels[1:], strict=False):
+        layers += [nn.Conv2d(inputs, outputs, 3, padding=1), nn.Tanh()]
+    return layers[:-1]
+
+
+def test_where_chains_end() -> None:
+    image, rows = torch.randn(2, 3, 8, 8), torch.randn(4, 5)
+    assert lengths(nn.Sequential(*convs(3, 3, 2, 3)), image) == [3]
+    linear = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6), nn.Linear(6, 2))
+    assert lengths(linear, rows) == [3]
+    assert lengths(linear, torch.randn(chains_module.ROWS + 1, 5)) == []
+    # What only moves entries, or is read twice, or is frozen, ends a chain.
+    pooled = nn.Sequential(*convs(3, 2, 2), nn.MaxPool2d(2), *convs(2, 3))
+    assert lengths(pooled, image) == [1, 2]
+    assert lengths(linear, rows, params="0") == [1]
+    assert lengths(linear, rows, params=["0", "3"]) == [1, 1]
+
+    class Skip(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = torch.tanh(self.a(x))
+            return z + self.b(z)
+
+    assert lengths(Skip(), rows) == [1, 1]
+    # Torch's library serves many channels, tied weights have several uses.
+    assert lengths(nn.Sequential(*convs(3, 40, 40)), image) == [1]
+    tied = nn.Linear(5, 5)
+    assert lengths(nn.Sequential(tied, nn.Tanh(), tied), rows) == []
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
+def test_gradients_go_with_the_diagonal(likelihood: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *convs(3, 4, 2),
+        *(nn.Sigmoid(), nn.MaxPool2d(2), nn.Upsample(scale_factor=2), nn.AvgPool2d(4)),
+        *(nn.Flatten(), nn.Linear(8, 6), nn.GELU(), nn.Linear(6, 3)),
+    ).double()
+    x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
+    y = torch.arange(5) % 3 if likelihood == "categorical" else torch.randn(5, 3).double()
+    calls: list[Any] = []
+    real = joint_module.pull_both
+
+    def counted(*args: Any) -> None:
+        calls.append(args)
+        real(*args)
+
+    monkeypatch.setattr(joint_module, "pull_both", counted)
+    found = lk.gradient_and_diag(model, (x, y), likelihood)
+    assert len(calls) == 1
+    noise = resolve(likelihood)
+    leaves = dict(model.named_parameters())
+    known = torch.autograd.grad(noise.nll(model(x), y), list(leaves.values()))
+    diagonal = lk.diag(model, x, likelihood, "approx")
+    for name, gradient in zip(leaves, known, strict=True):
+        torch.testing.assert_close(found.gradient[name], gradient)
+        torch.testing.assert_close(found.diagonal[name], diagonal[name])
+
+
+def test_gradients_of_other_layers_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
+    monkeypatch.setattr(joint_module, "pull_both", None)
+    x, y = torch.randn(3, 5), torch.randn(3, 2)
+    found = lk.gradient_and_diag(model, (x, y))
+    assert set(found.gradient) == set(dict(model.named_parameters()))
+
+
+def test_parameters_in_other_memory_formats() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*convs(3, 4, 2))
+    model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    x, y = torch.randn(2, 3, 6, 6), torch.randn(2, 2, 6, 6)
+    found = lk.gradient_and_diag(model, (x, y))
+    for name, parameter in model.named_parameters():
+        assert found.gradient[name].stride() == parameter.stride()
+        assert found.diagonal[name].stride() == parameter.stride()

@@ -1,0 +1,270 @@
+"""Passes that repeat an earlier one: the numbers of recorded ones, and no tensor left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lapkernels as lk
+from lapkernels.curvature import replay
+from lapkernels.curvature.passes import passes
+from tests.curvature.zoo import Network, params
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Grows by one with every pass that is recorded, and not replayed."""
+    found: list[Any] = []
+    real = replay.record
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        found.append(args)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(replay, "record", counted)
+    return found
+
+
+def templates(model: nn.Module) -> list[replay.Template]:
+    return [one for kind in replay._free.get(model, {}).values() for one in kind]
+
+
+def tensors_behind(root: object) -> list[Tensor]:
+    """All tensors that an object keeps alive."""
+    seen: set[int] = set()
+    waiting: list[Any] = [root]
+    found: list[Tensor] = []
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen or isinstance(one, (type, types.ModuleType, types.BuiltinFunctionType)):
+            continue
+        seen.add(id(one))
+        if isinstance(one, Tensor):
+            found.append(one)
+        elif isinstance(one, types.FunctionType):
+            waiting += [cell.cell_contents for cell in one.__closure__ or ()]
+        else:
+            waiting += gc.get_referents(one)
+    return found
+
+
+def moved(x: Any) -> Any:
+    """Other data of the same kind."""
+    if isinstance(x, tuple):
+        return tuple(map(moved, x))
+    if isinstance(x, dict):
+        return {name: moved(value) for name, value in x.items()}
+    return x.flip(0) * 0.75 if x.is_floating_point() else x.flip(0)
+
+
+def results(model: nn.Module, x: Any, output: Any) -> list[Tensor] | str:
+    try:
+        found: list[Tensor] = []
+        for method in ("exact", "approx"):
+            found += lk.diag(model, (x, None), "gaussian", method, output=output).values()
+        return found
+    except (RuntimeError, ValueError, TypeError) as error:
+        return type(error).__name__
+
+
+@pytest.mark.parametrize("network", params())
+def test_zoo_is_as_recorded(network: Network) -> None:
+    model, x = network.make()
+    other = copy.deepcopy(model)
+    for _ in range(3):
+        results(model, x, network.output)
+    found, known = (results(one, moved(x), network.output) for one in (model, other))
+    if isinstance(known, str) or isinstance(found, str):
+        assert found == known
+    else:
+        assert all(map(torch.equal, found, known))
+    for template in templates(model):
+        assert not tensors_behind(template)
+
+
+def small() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(8, 4), nn.LayerNorm(4), nn.ReLU(), nn.Linear(4, 3)),
+    ).eval()
+
+
+def images(count: int = 5, seed: int = 0) -> Tensor:
+    return torch.randn(count, 1, 6, 6, generator=torch.Generator().manual_seed(seed))
+
+
+def test_batches_after_the_second_are_replayed(recorded: list[Any]) -> None:
+    model = small()
+    together = lk.diag(model, torch.cat([images(seed=k) for k in range(5)]), "categorical")
+    assert len(recorded) == 1
+    alone = lk.diag(model, [images(seed=k) for k in range(5)], "categorical")
+    assert len(recorded) == 3
+    for name, value in together.items():
+        torch.testing.assert_close(alone[name], value)
+
+
+QUANTITIES: dict[str, Callable[[nn.Module, Tensor], Any]] = {
+    "mc": lambda model, x: lk.diag(
+        model, x, "categorical", "mc", generator=torch.Generator().manual_seed(1)
+    ),
+    "kron": lambda model, x: {
+        f"{name}{k}": part
+        for name, pair in lk.kron(model, x, "categorical", "exact").items()
+        for k, part in enumerate((pair.input, pair.output))
+        if part is not None
+    },
+    "blocks": lambda model, x: lk.full(model, x, "categorical").matrix,
+    "gradient": lambda model, x: (
+        lk.gradient_and_diag(
+            model, (x, torch.zeros(len(x), dtype=torch.long)), "categorical"
+        ).gradient
+    ),
+    "predictive": lambda model, x: lk.predictive_variance(
+        model, x, {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    ),
+}
+
+
+@pytest.mark.parametrize("name", QUANTITIES)
+def test_every_quantity(name: str, recorded: list[Any]) -> None:
+    model, run = small(), QUANTITIES[name]
+    other = copy.deepcopy(model)
+    run(model, images())
+    count = len(recorded)
+    found = run(model, images(seed=1))
+    assert len(recorded) == count
+    known = run(other, images(seed=1))
+    pairs = [(found, known)] if isinstance(found, Tensor) else [(found[k], known[k]) for k in known]
+    assert pairs and all(torch.equal(*pair) for pair in pairs)
+
+
+def test_passes_that_live_together(recorded: list[Any]) -> None:
+    model = small()
+    several = list(passes(model, [images(seed=k) for k in range(4)])[1])
+    assert len(recorded) == 4
+    for k, one in enumerate(several):
+        assert torch.equal(one.prediction, model(images(seed=k)))
+    first = several[0].plan.sample_nodes[0].rule.uses[1]
+    assert torch.equal(first.x(), images(seed=0))  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_another_way_is_recorded(recorded: list[Any]) -> None:
+    class Branches(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            z = self.layer(x)
+            if float(x.detach().sum()) > 0:
+                z = torch.tanh(z)
+            return z * 2 if x.shape[0] > 2 else z
+
+    torch.manual_seed(0)
+    model = Branches()
+    x = torch.rand(2, 3)
+    for sign in (1, -1, 1, -1):
+        found = lk.diag(model, sign * x)
+        known = lk.diag(copy.deepcopy(model), sign * x)
+        assert all(torch.equal(found[name], known[name]) for name in known)
+
+
+def scaled(z: Tensor, factor: float) -> Tensor:
+    return F.leaky_relu(z, factor)
+
+
+def test_other_numbers_are_recorded(recorded: list[Any]) -> None:
+    class Slope(nn.Linear):
+        slope = 0.1
+
+        def forward(self, input: Tensor) -> Tensor:
+            return scaled(super().forward(input), self.slope)
+
+    torch.manual_seed(0)
+    model, x = Slope(3, 3), torch.randn(4, 3)
+    first = lk.diag(model, x)
+    model.slope = 0.5
+    second = lk.diag(model, x)
+    assert len(recorded) == 2
+    assert not torch.equal(first["weight"], second["weight"])
+
+
+def test_hooks_on_gradients_are_noticed() -> None:
+    class Hooked(nn.Linear):
+        hooked = False
+
+        def forward(self, input: Tensor) -> Tensor:
+            z = super().forward(input)
+            if self.hooked:
+                z.register_hook(lambda grad: 3 * grad)
+            return torch.tanh(z)
+
+    torch.manual_seed(0)
+    model, x = Hooked(3, 3), torch.randn(4, 3)
+    plain = lk.diag(model, x)
+    model.hooked = True
+    found = lk.diag(model, x)
+    torch.testing.assert_close(found["weight"], 9 * plain["weight"])
+
+
+def test_writes_behind_the_back_are_noticed() -> None:
+    class Writes(nn.Linear):
+        writes = False
+
+        def forward(self, input: Tensor) -> Tensor:
+            z = super().forward(input)
+            if self.writes:
+                with torch.no_grad():
+                    torch._foreach_mul_([z], 0.5)
+            return torch.tanh(z)
+
+    torch.manual_seed(0)
+    model, x = Writes(3, 3), torch.randn(4, 3)
+    lk.diag(model, x)
+    model.writes = True
+    with pytest.raises(RuntimeError):
+        lk.diag(model, x)
+
+
+def test_changed_models(recorded: list[Any]) -> None:
+    model = small()
+    lk.diag(model, images(), "categorical")
+    with torch.no_grad():
+        model[0].weight.mul_(2)  # pyright: ignore[reportArgumentType, reportCallIssue]
+    model[7] = nn.Linear(4, 3)
+    found = lk.diag(model, images(), "categorical")
+    assert len(recorded) == 1
+    known = lk.diag(copy.deepcopy(model), images(), "categorical")
+    assert all(torch.equal(found[name], known[name]) for name in known)
+    lk.diag(model, images(), "categorical", params="4")
+    assert len(recorded) == 3
+
+
+def test_nothing_outlives_a_pass() -> None:
+    model = small()
+    (one,) = passes(model, images())[1]
+    activation = weakref.ref(one.plan.sample_nodes[0].rule.uses[1].x())  # pyright: ignore
+    assert not templates(model)
+    del one
+    assert activation() is None
+    (template,) = templates(model)
+    assert not tensors_behind(template)
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
