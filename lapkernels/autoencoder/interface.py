@@ -16,8 +16,8 @@ from torch.optim import Adam, Optimizer
 
 from lapkernels.autoencoder.moments import Moments, RunningMoments
 from lapkernels.autoencoder.training import Epoch, Schedule, train
+from lapkernels.curvature.contents import Contents, parameters_of
 from lapkernels.curvature.random_state import seeded
-from lapkernels.curvature.selection import parameters_of
 from lapkernels.laplace.prediction import expectation
 from lapkernels.likelihoods import (
     Bernoulli,
@@ -81,7 +81,7 @@ class StochasticAutoencoder(ABC):
                 f"likelihood {type(self.likelihood).__name__}: an autoencoder needs Gaussian, "
                 "Bernoulli or HeteroscedasticGaussian"
             )
-        self.parameters = parameters_of(self.model, None)
+        self.parameters = parameters_of(Contents.of(self.model), None)
         chosen = list(self.parameters.values())
         self.optimizer = Adam(chosen, 1e-3) if optimizer is None else optimizer(chosen)
         self.seed = seed

@@ -23,6 +23,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.diag import Sampler, columns_into
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.explain import explanation
@@ -31,7 +32,7 @@ from lapkernels.curvature.kronecker import same_entries
 from lapkernels.curvature.parameter_uses import ParameterUses, matrix_entries, matrix_shape
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import ByName, Summary
 from lapkernels.curvature.steps import jacobian_rows

@@ -8,6 +8,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.diagonal_walk import pull_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.explain import explanation
@@ -15,7 +16,7 @@ from lapkernels.curvature.hessian import hessian_diag
 from lapkernels.curvature.mixed import features, pull_mixed
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.curvature.walk import Collector

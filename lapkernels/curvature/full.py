@@ -13,12 +13,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.diag import Sampler, columns_into
 from lapkernels.curvature.explain import explanation
 from lapkernels.curvature.hessian import hessian_rows
 from lapkernels.curvature.joint import LIMIT, JointBlocks
 from lapkernels.curvature.passes import Route, passes
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Summary, slices_of
 from lapkernels.likelihoods import resolve

@@ -318,14 +318,17 @@ def _functions() -> dict[Any, Function]:
 
 FUNCTIONS = _functions()
 
-# What tells something about a tensor and makes none.
-QUESTIONS = frozenset(
+
+def _answers(*names: str) -> frozenset[Any]:
+    return frozenset(getattr(Tensor, name).__get__ for name in names)
+
+
+# What tells something about a tensor and makes none; without a graph some answers are others.
+QUESTIONS_WITHOUT_GRAPH = frozenset(
     {
         *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_contiguous),
         *(Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size, Tensor.__len__),
-        *(
-            getattr(Tensor, name).__get__
-            for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_nested", "layout")
-        ),
+        *_answers("shape", "dtype", "device", "ndim", "is_nested", "layout"),
     }
 )
+QUESTIONS = QUESTIONS_WITHOUT_GRAPH | _answers("requires_grad")

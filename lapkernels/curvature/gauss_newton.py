@@ -8,17 +8,11 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Contents, Parameters, check_mode, parameters_of, plain
 from lapkernels.curvature.passes import with_progress
 from lapkernels.curvature.processes import processes
 from lapkernels.curvature.products import check_samples, graph_of
-from lapkernels.curvature.selection import (
-    Output,
-    Parameters,
-    batches_of,
-    check_mode,
-    parameters_of,
-    plain,
-)
+from lapkernels.curvature.selection import Output, batches_of
 from lapkernels.curvature.sharing import Part
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.chunks import slices
@@ -126,9 +120,10 @@ class GaussNewton:
         progress: bool,
     ) -> None:
         self.model = plain(model)
-        check_mode(self.model)
+        contents = Contents.of(self.model)
+        check_mode(contents)
         self.data, self.output, self.outputs = data, output, outputs
-        self.chosen = parameters_of(self.model, params)
+        self.chosen = parameters_of(contents, params)
         self.together = processes()
         self.budget, self.progress = budget, progress and self.together.rank == 0
         self.count = self.entries = self.step = self.sweeps = 0

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.diag import (
     Method,
     Sampler,
@@ -16,7 +17,7 @@ from lapkernels.curvature.diag import (
 )
 from lapkernels.curvature.diagonal_walk import passes_both, pull_both
 from lapkernels.curvature.passes import Pass, Route, passes
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary
 from lapkernels.likelihoods import resolve

@@ -14,15 +14,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Contents, Parameters, check_mode, parameters_of
 from lapkernels.curvature.products import BUDGET, check_samples, graph_of, hessian_products
-from lapkernels.curvature.selection import (
-    Batch,
-    Output,
-    Parameters,
-    batches_of,
-    check_mode,
-    parameters_of,
-)
+from lapkernels.curvature.selection import Batch, Output, batches_of
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
@@ -42,8 +36,9 @@ def hessian_diag(
 ) -> Diagonal:
     """Exact diagonal of the Hessian, by parameter name. ``data`` needs labels."""
     noise = resolve(likelihood)
-    chosen = parameters_of(model, params)
-    check_mode(model)
+    contents = Contents.of(model)
+    chosen = parameters_of(contents, params)
+    check_mode(contents)
     where = slices_of(chosen)
     first = next(iter(chosen.values()))
     diagonal = first.new_zeros(sum(p.numel() for p in chosen.values())).detach()

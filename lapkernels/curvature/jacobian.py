@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.joint import JointJacobians
 from lapkernels.curvature.outputs import unit_columns, with_outputs
 from lapkernels.curvature.passes import Pass, Route, passes
-from lapkernels.curvature.selection import Output, Parameters, input_batches
+from lapkernels.curvature.selection import Output, input_batches
 from lapkernels.likelihoods import resolve
 
 

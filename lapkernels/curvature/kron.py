@@ -27,12 +27,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.diag import Sampler, columns_into
 from lapkernels.curvature.explain import explanation
 from lapkernels.curvature.kronecker import Kronecker
 from lapkernels.curvature.kronecker_sums import KroneckerSums
 from lapkernels.curvature.passes import Route, passes
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Summary
 from lapkernels.likelihoods import resolve

@@ -21,13 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import ops
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.diag import Sampler, columns_into
 from lapkernels.curvature.eigenbasis import Eigenbasis, eigenbases
 from lapkernels.curvature.kron import Method, Sharing, kron
 from lapkernels.curvature.kronecker import Kronecker
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import ByName, Diagonal, Summary, fingerprint
 from lapkernels.curvature.steps import jacobian_rows

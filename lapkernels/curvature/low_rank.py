@@ -18,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import Parameters
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.gauss_newton import GaussNewton, Method, OutputCurvature
-from lapkernels.curvature.selection import Output, Parameters
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.state import Summary, fingerprint, slices_of
 from lapkernels.likelihoods import resolve
 

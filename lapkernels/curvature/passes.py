@@ -12,22 +12,14 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.autograd_walk import autograd_columns
 from lapkernels.curvature.budget import column_chunks, default_budget
+from lapkernels.curvature.contents import Contents, Parameters, check_mode, parameters_of, plain
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Subject, record
 from lapkernels.curvature.replay import planned
 from lapkernels.curvature.sections import pull_compressed
-from lapkernels.curvature.selection import (
-    Batch,
-    Output,
-    Parameters,
-    batches_of,
-    check_mode,
-    parameters_of,
-    plain,
-    selector,
-)
+from lapkernels.curvature.selection import Batch, Output, batches_of, selector
 from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
 
@@ -99,11 +91,10 @@ def passes(
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
     if memory_budget is not None and memory_budget < 1:
         raise ValueError(f"memory_budget={memory_budget} must be a positive number of bytes")
-    model = plain(model)
-    chosen = parameters_of(model, params)
-    check_mode(model)
-
-    subject = Subject.of(model, chosen)
+    contents = Contents.of(plain(model))
+    chosen = parameters_of(contents, params)
+    check_mode(contents)
+    subject = Subject.of(contents, chosen)
 
     def run() -> Iterator[Pass]:
         batches = batches_of(data)
@@ -205,17 +196,15 @@ def _pass(
     select = selector(output, batch.count)
     inputs = (batch.args, batch.kwargs)
     by_autograd = route == "autograd"
-    with random_state_kept(subject.model, inputs):
-        if by_autograd:
+    plan = None if by_autograd else planned(subject, inputs, select, graph=graph)
+    if plan is not None and plan.trace.opaque:
+        if route == "rules":
+            opaque = plan.trace.opaque[0]
+            raise Refused(f"{opaque}: only autograd knows its gradient; route='auto'")
+        plan, by_autograd = None, True
+    if plan is None:
+        with random_state_kept(subject.model, inputs):
             plan = Plan.of(record(subject, inputs, select, edges=True, graph=graph))
-        else:
-            plan = planned(subject, inputs, select, graph=graph)
-        opaque = plan.trace.opaque
-        if opaque and not by_autograd:
-            if route == "rules":
-                raise Refused(f"{opaque[0]}: only autograd knows its gradient; route='auto'")
-            by_autograd = True
-            plan = Plan.of(record(subject, inputs, select, edges=True))
     trace = plan.trace
     if trace.opaque and trace.hidden and trace.count > 1:
         raise SamplesLost(f"{trace.opaque[0]} that reads parameters")

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.contents import plain
 from lapkernels.curvature.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.explain import explain_columns
 from lapkernels.curvature.joint import JointJacobians
@@ -26,7 +27,7 @@ from lapkernels.curvature.outputs import unit_columns, with_outputs
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.predictive_local import LaneSum, local_sums, unit_layout
-from lapkernels.curvature.selection import Output, input_batches, plain
+from lapkernels.curvature.selection import Output, input_batches
 from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules.window_sums import window_variances

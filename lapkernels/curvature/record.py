@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
+from lapkernels.curvature.contents import Contents
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.recorder import Recorder
 from lapkernels.curvature.selection import mapped, tensors_in
@@ -24,37 +24,44 @@ from lapkernels.rules import Samples, follow
 class Subject:
     """A model, the parameters whose curvature is meant, and what is looked up in it once.
 
-    ``names`` has the first name of a parameter for each of its names, and ``paths`` the name of
-    each module by identity. It is ``watched`` op by op once shortcuts have missed something.
+    ``places`` are where modules hold parameters: a dictionary, the key in it, and the parameter's
+    first name. ``paths`` has the name of each module by identity. It is ``watched`` op by op once
+    shortcuts have missed something.
     """
 
     model: nn.Module
     chosen: dict[str, nn.Parameter]
     parameters: dict[str, nn.Parameter]
-    names: dict[str, str]
+    places: list[tuple[dict[str, Any], str, str]]
     paths: dict[int, str]
     buffers: list[Tensor]
     recurrent: bool
     watched: bool = False
 
     @classmethod
-    def of(cls, model: nn.Module, chosen: dict[str, nn.Parameter]) -> Subject:
-        """Look a model up."""
-        parameters: dict[str, nn.Parameter] = {}
-        names: dict[str, str] = {}
-        firsts: dict[int, str] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            names[name] = first = firsts.setdefault(id(parameter), name)
-            parameters[first] = parameter
-        modules = list(model.named_modules())
+    def of(cls, contents: Contents, chosen: dict[str, nn.Parameter]) -> Subject:
+        """Of a model that was looked up."""
+        firsts = contents.firsts
+        modules = list({id(module): module for _, module in contents.modules}.values())
+        places = [
+            (module._parameters, key, firsts[id(parameter)])
+            for module in modules
+            for key, parameter in module._parameters.items()
+            if parameter is not None
+        ]
         return cls(
-            model,
+            contents.model,
             chosen,
-            parameters,
-            names,
-            {id(module): name for name, module in modules},
-            [buffer for _, module in modules for buffer in module.buffers(recurse=False)],
-            any(isinstance(module, nn.RNNBase) for _, module in modules),
+            {first: contents.aliases[first] for first in firsts.values()},
+            places,
+            {id(module): name for name, module in reversed(contents.modules)},
+            [
+                buffer
+                for module in modules
+                for buffer in module._buffers.values()
+                if buffer is not None
+            ],
+            any(isinstance(module, nn.RNNBase) for module in modules),
         )
 
 
@@ -155,13 +162,15 @@ class Start:
     leaves: dict[str, Tensor]
 
     @classmethod
-    def of(cls, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Start:
-        """Of a batch. Leaves of the chosen parameters require a gradient."""
+    def of(
+        cls, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]], graph: bool = True
+    ) -> Start:
+        """Of a batch. With ``graph`` leaves of the chosen parameters require a gradient."""
         args, kwargs = mapped(Tensor.detach, inputs[0]), mapped(Tensor.detach, inputs[1])
         leaves: dict[str, Tensor] = {}
         for name, parameter in subject.parameters.items():
             leaves[name] = parameter.detach()
-            if name in subject.chosen:
+            if graph and name in subject.chosen:
                 leaves[name].requires_grad_()
         return cls(args, kwargs, list(tensors_in((args, kwargs))), leaves)
 
@@ -179,11 +188,15 @@ def run(
     """The model's output, ``select``ed from what it returns, while something watches."""
     # torch's fused recurrent layers hide several results of one op behind each other.
     plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
-    # With all names of each parameter given, nothing is left to tie.
-    tied = {name: start.leaves[first] for name, first in subject.names.items()}
     with torch.enable_grad(), plain, _uncompiled(), watch:
-        model, args, kwargs = subject.model, start.args, start.kwargs
-        return select(functional_call(model, tied, args, kwargs, tie_weights=False))
+        # As torch.func.functional_call does, which takes longer than a small model.
+        for held, key, name in subject.places:
+            held[key] = start.leaves[name]
+        try:
+            return select(subject.model(*start.args, **start.kwargs))
+        finally:
+            for held, key, name in subject.places:
+                held[key] = subject.parameters[name]
 
 
 def _uncompiled() -> AbstractContextManager[Any]:

@@ -21,11 +21,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.functions import QUESTIONS
+from lapkernels.curvature.functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
 from lapkernels.curvature.memory import version_of
 from lapkernels.curvature.plan import Plan
+from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Start, Subject, record, run
-from lapkernels.curvature.trace import Calls, numbered
+from lapkernels.curvature.trace import Calls, repeats
 from lapkernels.curvature.watch import Watch
 
 # A pass starts while its caller still holds the one before, so two templates take turns.
@@ -66,18 +67,22 @@ def planned(
     *,
     graph: bool = False,
 ) -> Plan:
-    """Run the model on a batch, and the plan of the way back: replayed if it can be."""
+    """Run the model on a batch, and the plan of the way back: replayed if it can be.
+
+    torch's random numbers are left as they were; calls that are replayed draw none.
+    """
     args, kwargs = inputs
-    if not all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
-        return Plan.of(record(subject, inputs, select, graph=graph))
-    home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
-    plan = _replayed(home, subject, inputs, select, graph)
-    if plan is not None:
-        return plan
-    plan = Plan.of(record(subject, inputs, select, graph=graph))
+    home = None
+    if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
+        plan = _replayed(home, subject, inputs, select, graph)
+        if plan is not None:
+            return plan
+    with random_state_kept(subject.model, inputs):
+        plan = Plan.of(record(subject, inputs, select, graph=graph))
     trace = plan.trace
     calls, trace.calls = trace.calls, None
-    if calls is not None and all(node.rule.repeatable for node in trace.nodes):
+    if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
         empty = replace(trace, prediction=cast(Tensor, None), graph=None, leaves={})
         trace.lease = Lease(Template(calls, replace(plan, trace=empty)), home)
     return plan
@@ -110,11 +115,16 @@ def _replayed(
     except IndexError:  # none is free; asked first, another thread might take the last
         return None
     lease = Lease(template, home)
-    start = Start.of(subject, inputs)
-    watch = Replay(template.calls, start.given(subject))
+    start = Start.of(subject, inputs, graph)
+    watch = Replay(template.calls, start.given(subject), graph)
     try:
         output = run(subject, start, select, watch)
     except Different:
+        return None
+    except Exception:
+        # Such as a hook on a tensor that has no graph here; others come again.
+        if graph:
+            raise
         return None
     if not watch.is_complete(output):
         return None
@@ -135,13 +145,16 @@ class Different(RuntimeError):
 class Replay(Watch):
     """Runs functions and compares them with the calls of a template, which gets their tensors.
 
-    ``given`` are the tensors that a pass may start from, in the order of their numbers.
+    ``given`` are the tensors that a pass may start from, in the order of their numbers. Without
+    ``graph`` autograd sees nothing of the pass, which is faster.
     """
 
     error = Different
 
-    def __init__(self, calls: Calls, given: Sequence[Tensor]) -> None:
+    def __init__(self, calls: Calls, given: Sequence[Tensor], graph: bool) -> None:
         super().__init__()
+        self._graph = graph
+        self._questions = QUESTIONS if graph else QUESTIONS_WITHOUT_GRAPH
         self._steps = iter(calls.steps)
         self._order, self._output = calls.numbers, calls.output
         # Held, so that an identity means one tensor only.
@@ -157,50 +170,52 @@ class Replay(Watch):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if func in QUESTIONS:
+        if func in self._questions:
             return func(*args, **kwargs)
-        step = next(self._steps, None)
+        step, numbers, tensors = next(self._steps, None), self._numbers, self._tensors
         if (
             step is None
             or func is not step.func
             or torch.is_grad_enabled() is not step.grad
-            or numbered(args, self._numbers) != step.args
+            or not repeats(args, step.args, numbers)
             or tuple(kwargs) != step.names
-            or numbered(tuple(kwargs.values()), self._numbers) != step.values
+            or not repeats(tuple(kwargs.values()), step.values, numbers)
         ):
             self.fail()
-        function, tensors = step.function, [self._tensors[index] for index in step.tensors]
-        for index, tensor in zip(step.tensors, tensors, strict=True):
-            if self._versions[index] != version_of(tensor):
-                self.fail()
-        if function.run is None:
-            outputs = (func(*args, **kwargs),)
-        else:
-            outputs = function.run(*(function.arguments(*args, **kwargs) or ()))
+        function = step.function
+        with torch.set_grad_enabled(self._graph and step.grad):
+            if function.run is None:
+                outputs = (func(*args, **kwargs),)
+            else:
+                outputs = function.run(*(function.arguments(*args, **kwargs) or ()))
         if step.returned is not None:
             if outputs[0] is not tensors[step.returned]:
                 self.fail()
             return outputs[0]
-        for out, kind in zip(outputs, step.kinds, strict=True):
+        for out, (shape, dtype) in zip(outputs, step.kinds, strict=True):
+            key = id(out)
             if (
                 type(out) is not Tensor
-                or (out.shape, out.dtype) != kind
-                or id(out) in self._numbers
+                or out.shape != shape
+                or out.dtype != dtype
+                or key in numbers
             ):
                 self.fail()
-            self._numbers[id(out)] = self._order[len(self._tensors)]
-            self._tensors.append(out)
-            self._versions.append(version_of(out))
+            numbers[key] = self._order[len(tensors)]
             tensors.append(out)
-        for kept, place in step.kept:
-            kept.tensor = tensors[place].detach()
+            self._versions.append(version_of(out))
+        for kept, index in step.kept:
+            kept.tensor = tensors[index].detach() if self._graph else tensors[index]
         return outputs[0]
 
     def is_complete(self, output: Tensor) -> bool:
-        """Whether all calls were made, with this output, and nothing has a hook on its gradient."""
+        """Whether all calls were made, with this output.
+
+        No tensor was written to since it was first seen, and none has a hook on its gradient.
+        """
         return (
             next(self._steps, None) is None
             and self._numbers.get(id(output)) is self._order[self._output]
-            and self._versions[self._output] == version_of(output)
+            and self._versions == list(map(version_of, self._tensors))
             and not any(tensor._backward_hooks for tensor in self._tensors)
         )

@@ -1,19 +1,16 @@
-"""Which parameters, which batches, which output: what users say, checked."""
+"""Which batches, which output: what users say, checked."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lapkernels.curvature.errors import NoBatch, Refused
 
-Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 Output = Callable[[Any], Tensor] | str | int | None
 
 
@@ -54,133 +51,6 @@ class Batch:
         parts = self.args, self.kwargs, self.target
         args, kwargs, target = (_narrow(part, start, count) for part in parts)
         return Batch(args, kwargs, target)
-
-
-def plain(model: nn.Module) -> nn.Module:
-    """The model itself, out of what trains it in several processes or compiles it."""
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"model is a {type(model).__name__}: an nn.Module is needed")
-    while True:
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            model = model.module
-            continue
-        # The only child of what torch.compile returns.
-        children = dict(model.named_children())
-        if list(children) != ["_orig_mod"]:
-            return model
-        model = children["_orig_mod"]
-
-
-def parameters_of(model: nn.Module, params: Parameters) -> dict[str, nn.Parameter]:
-    """The chosen parameters by name, in the model's order.
-
-    ``params`` is None for all that require a gradient, a name, a list of names (a module's name
-    stands for all its parameters), a compiled pattern, or a predicate of name and parameter.
-    """
-    every = dict(model.named_parameters())
-    for name, parameter in every.items():
-        if type(parameter.data) is not Tensor:
-            raise Refused(
-                f"{name} is a {type(parameter.data).__name__}, of which a process may hold a part "
-                "only: copy the whole values into a plain model, those of fully_shard from "
-                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
-            )
-        if parameter.is_inference():
-            raise Refused(
-                f"{name} was made inside torch.inference_mode(), where no gradient can be "
-                "followed: make the model outside of it"
-            )
-    if params is None:
-        chosen = {name: p for name, p in every.items() if p.requires_grad}
-    elif isinstance(params, re.Pattern):
-        chosen = {name: p for name, p in every.items() if params.search(name)}
-    elif callable(params):
-        chosen = {name: p for name, p in every.items() if params(name, p)}
-    else:
-        chosen = _named(model, every, [params] if isinstance(params, str) else list(params))
-    if not chosen:
-        raise ValueError("params chooses no parameter of the model")
-    for name, parameter in chosen.items():
-        if not parameter.is_floating_point():
-            raise TypeError(f"{name} has dtype {parameter.dtype}: real parameters are needed")
-        if torch.finfo(parameter.dtype).bits < 32:
-            raise Refused(
-                f"{name} has dtype {parameter.dtype}, in which sums over samples are rounded away: "
-                "give the model and its inputs in float32, model.float()"
-            )
-        if parameter.is_meta:
-            raise ValueError(f"{name} is on the meta device: it has no values")
-    return chosen
-
-
-def _named(
-    model: nn.Module, every: dict[str, nn.Parameter], names: list[str]
-) -> dict[str, nn.Parameter]:
-    """Parameters by their own name or a module's; tied ones have several."""
-    aliases = dict(model.named_parameters(remove_duplicate=False))
-    picked: set[int] = set()
-    for given in names:
-        inside = (p for name, p in aliases.items() if name.startswith(given + "."))
-        found = [aliases[given]] if given in aliases else list(inside)
-        if not found:
-            raise ValueError(f"params: the model has no parameter or module {given!r}")
-        picked.update(id(p) for p in found)
-    return {name: p for name, p in every.items() if id(p) in picked}
-
-
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-_DROPOUTS = (
-    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
-    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
-)
-
-
-def check_differentiation() -> None:
-    """Raise where torch keeps nothing of what a derivative needs."""
-    if torch.is_inference_mode_enabled():
-        raise Refused("inside torch.inference_mode() no gradient can be followed; use no_grad()")
-
-
-def check_precision(model: nn.Module) -> None:
-    """Raise where the model's ops would be rounded to another dtype than its parameters have."""
-    for kind in {parameter.device.type for parameter in model.parameters()}:
-        if torch.is_autocast_enabled(kind):
-            raise Refused(
-                f"inside torch.autocast({kind!r}) the model is rounded to "
-                f"{torch.get_autocast_dtype(kind)}, and its curvature with it: call this outside, "
-                f"or in `with torch.autocast({kind!r}, enabled=False)`"
-            )
-
-
-def check_mode(model: nn.Module) -> None:
-    """Raise where samples are random or depend on each other, as training mode makes them."""
-    check_differentiation()
-    check_precision(model)
-    for name, module in model.named_modules():
-        where = f"{name or 'the model'} ({type(module).__name__})"
-        if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
-            raise Refused(
-                f"{where} is scripted or traced, so that its parameters cannot be told from "
-                "constants: give the module that it was made of"
-            )
-        if isinstance(module, _BATCH_NORMS) and module.running_mean is None:
-            raise Refused(f"{where} has no running statistics, so samples depend on each other")
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
-            raise Refused(
-                f"{where} has scale_grad_by_freq, so gradients depend on the whole batch; set it "
-                "to False"
-            )
-        if not module.training:
-            continue
-        if isinstance(module, _BATCH_NORMS):
-            raise Refused(
-                f"{where} is in training mode, where samples depend on each other; call "
-                "model.eval() first"
-            )
-        if isinstance(module, nn.RReLU) or (isinstance(module, _DROPOUTS) and module.p > 0):
-            raise Refused(
-                f"{where} is in training mode, where the output is random; call model.eval() first"
-            )
 
 
 def batches_of(data: Any) -> Iterator[Batch]:

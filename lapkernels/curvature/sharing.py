@@ -19,9 +19,10 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
+from lapkernels.curvature.contents import plain
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.processes import Processes, processes
-from lapkernels.curvature.selection import Batch, batches_of, is_batch, plain, tensors_in
+from lapkernels.curvature.selection import Batch, batches_of, is_batch, tensors_in
 from lapkernels.curvature.state import fingerprint
 
 P = ParamSpec("P")

@@ -95,29 +95,29 @@ class Shortcuts(Watch):
         numbers = self._numbers
         if self._steps is not None:
             names, rest = tuple(kwargs), numbered(tuple(kwargs.values()), numbers)
-            own = [numbers[id(tensor)].index for tensor in tensors]
-            call = (func, function, numbered(args, numbers), names, rest, grad, own)
+            call = (func, function, numbered(args, numbers), names, rest, grad)
             kinds = [(one.shape, one.dtype) for one in outputs]
-            self._steps.append(Step(*call, kinds, [], returned))
+            place = None if returned is None else numbers[id(out)].index
+            self._steps.append(Step(*call, kinds, [], place))
         if returned is None:
             recorder.record(function.name, function.op, given, {}, tensors, values, outputs)
             for one in outputs:
                 self._versions[id(one)] = version_of(one)
                 numbers[id(one)] = Number(len(self._order))
                 self._order.append(numbers[id(one)])
-            self._note_kept(kept, [*tensors, *outputs])
+            self._note_kept(kept)
         return out
 
-    def _note_kept(self, first: int, tensors: list[Tensor]) -> None:
-        """Note which of the ``tensors`` of the last call its rule keeps, and where."""
+    def _note_kept(self, first: int) -> None:
+        """Note which tensors the rule of the last call keeps, and where."""
         if self._steps is None:
             return
-        places = {id(tensor): place for place, tensor in enumerate(tensors)}
         for kept, tensor in self._recorder.memory.kept_since(first):
-            if id(tensor) not in places:
+            number = self._numbers.get(id(tensor))
+            if number is None:
                 self._steps = None
                 return
-            self._steps[-1].kept.append((kept, places[id(tensor)]))
+            self._steps[-1].kept.append((kept, number.index))
 
     def calls(self, output: Tensor) -> Calls | None:
         """All calls of a pass with this output, if they can be repeated."""

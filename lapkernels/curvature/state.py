@@ -86,17 +86,18 @@ def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
     return found
 
 
+@torch.no_grad()
 def fingerprint(parameters: Mapping[str, Tensor]) -> str:
     """A name for parameters: their names, shapes and dtypes, and some of their values."""
     kinds = [f"{name}{tuple(p.shape)}{p.dtype}" for name, p in parameters.items()]
     digest = hashlib.sha256("".join(kinds).encode())
     parts: list[Tensor] = []
     for parameter in parameters.values():
-        flat, step = parameter.detach(), max(1, parameter.numel() // FINGERPRINT_VALUES)
+        flat, step = parameter, max(1, parameter.numel() // FINGERPRINT_VALUES)
         flat = flat.reshape(-1) if flat.dim() != 1 else flat
         parts.append(flat[::step] if step > 1 else flat)
-    if len({(part.dtype, part.device) for part in parts}) > 1:
-        parts = [part.to("cpu", torch.float64) for part in parts]
+    if len({part.device for part in parts}) > 1:
+        parts = [part.cpu() for part in parts]
     if parts:
         digest.update(torch.cat(parts).to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()[:16]

@@ -60,19 +60,33 @@ def numbered(value: Any, numbers: Mapping[int, Number]) -> Any:
     """Arguments with numbers in the place of tensors, which are known by their identity."""
     kind = type(value)
     if kind is Tensor:
-        return numbers.get(id(value))
+        return numbers[id(value)]
     if kind is tuple or kind is list:
         return kind([numbered(one, numbers) for one in value])
     return value
+
+
+def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
+    """Whether arguments, numbered, would be ``known``. Tensors without a number never are."""
+    kind = type(value)
+    if kind is Tensor:
+        return known is not None and numbers.get(id(value)) is known
+    if kind is tuple or kind is list:
+        if type(known) is not kind or len(known) != len(value):
+            return False
+        for one, other in zip(value, known, strict=True):
+            if not repeats(one, other, numbers):
+                return False
+        return True
+    return not isinstance(value, Tensor) and type(known) is kind and value == known
 
 
 @dataclass(eq=False, slots=True)
 class Step:
     """A call of a function of torch: what it was given, and the kinds of its results.
 
-    Keywords have ``names`` and ``values``. ``tensors`` are the indices of its operands, and
-    ``kept`` pairs what a rule keeps with its place among operands and then results. ``returned`` is
-    the place of the operand that was returned itself, if one was.
+    Keywords have ``names`` and ``values``. ``kept`` pairs what a rule keeps with the index of that
+    tensor, and ``returned`` is the index of the operand that was returned itself, if one was.
     """
 
     func: Any
@@ -81,7 +95,6 @@ class Step:
     names: tuple[str, ...]
     values: Any
     grad: bool
-    tensors: list[int]
     kinds: list[tuple[torch.Size, torch.dtype]]
     kept: list[tuple[Kept, int]]
     returned: int | None = None

@@ -18,7 +18,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lapkernels.curvature import Diagonal
-from lapkernels.curvature.selection import Output, Parameters, parameters_of
+from lapkernels.curvature.contents import Contents, Parameters, parameters_of
+from lapkernels.curvature.selection import Output
 from lapkernels.curvature.state import Summary
 from lapkernels.l2m.second_moments import second_moments
 from lapkernels.laplace import Laplace
@@ -71,7 +72,7 @@ class L2M(Laplace):
             scale = data_size * (batch_size if reduction == "mean" else 1 / batch_size)
         else:
             raise ValueError(f"convention = {convention!r}: 'precision' or 'paper' is needed")
-        chosen = parameters_of(model, params)
+        chosen = parameters_of(Contents.of(model), params)
         moments = second_moments(optimizer, chosen)
         _warn_of_coupled_decay(optimizer)
         found = cls(model, likelihood, "diag", "empirical", list(chosen), prior, output=output)

@@ -9,15 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.processes import use_processes
-from lapkernels.curvature.selection import (
-    Output,
+from lapkernels.curvature.contents import (
+    Contents,
     Parameters,
-    batches_of,
     check_differentiation,
     parameters_of,
     plain,
 )
+from lapkernels.curvature.processes import use_processes
+from lapkernels.curvature.selection import Output, batches_of
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
@@ -76,7 +76,7 @@ class Laplace:
         model = plain(model)
         self.model, self.output, self.seed, self.options = model, output, seed, options
         self.fitted_likelihood: Likelihood = resolve(likelihood)
-        self.parameters = parameters_of(model, params)
+        self.parameters = parameters_of(Contents.of(model), params)
         self.prior: Prior = resolve_prior(prior, self.parameters)
         device = next(iter(self.parameters.values())).device
         self.scale = torch.ones((), dtype=torch.float64, device=device)

@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import Refused
+from lapkernels.curvature.contents import Contents, check_mode
 from lapkernels.curvature.products import Graph, flat, graph_of
-from lapkernels.curvature.selection import batches_of, check_mode
+from lapkernels.curvature.selection import batches_of
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
 
@@ -52,7 +53,7 @@ class LinearisedLoss:
     posterior: Posterior
 
     def __post_init__(self) -> None:
-        check_mode(self.subject.model)
+        check_mode(Contents.of(self.subject.model))
         if isinstance(self.data, Iterator):
             raise ValueError("data is an iterator, but it is read many times: give a list")
         parameters = self.subject.parameters

@@ -15,8 +15,9 @@ from lapkernels.curvature import (
     predictive_variance,
     propagated_variance,
 )
+from lapkernels.curvature.contents import Contents, check_precision
 from lapkernels.curvature.random_state import random_state_kept
-from lapkernels.curvature.selection import Batch, Output, batches_of, check_precision, selector
+from lapkernels.curvature.selection import Batch, Output, batches_of, selector
 from lapkernels.laplace import links
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.likelihoods import (
@@ -114,7 +115,7 @@ def predict(
             raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
     if how != "linearised" and (joint or outputs is not None or link != "probit"):
         raise ValueError(f"joint=, outputs= and link= need how='linearised', not {how!r}")
-    check_precision(model)
+    check_precision(Contents.of(model))
     (batch,) = batches_of([(x, None)])
     if how == "weights":
         return _by_weights(model, batch, posterior, likelihood, samples, generator, output)

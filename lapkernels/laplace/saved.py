@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import likelihoods
-from lapkernels.curvature.selection import plain
+from lapkernels.curvature.contents import plain
 from lapkernels.curvature.state import fingerprint
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.fitting import Measured

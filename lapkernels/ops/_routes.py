@@ -24,6 +24,8 @@ def route(tensors: Sequence[Tensor]) -> Route:
     if torch.compiler.is_compiling():
         return Route.DISPATCHER
     wants_grad = torch.is_grad_enabled()
+    # Asking every tensor for a tangent takes longer than a small op.
+    has_tangents = getattr(forward_ad, "_current_level", 0) >= 0
     found = Route.DIRECT
     for tensor in tensors:
         kind = type(tensor)
@@ -33,7 +35,7 @@ def route(tensors: Sequence[Tensor]) -> Route:
             tensor.data_ptr()
         except RuntimeError:  # torch.func's wrappers have no memory of their own
             return Route.REFERENCE
-        if forward_ad.unpack_dual(tensor).tangent is not None:
+        if has_tangents and forward_ad.unpack_dual(tensor).tangent is not None:
             return Route.REFERENCE
         if wants_grad and tensor.requires_grad:
             found = Route.DISPATCHER

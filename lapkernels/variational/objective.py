@@ -10,14 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lapkernels.curvature.selection import (
-    Batch,
-    Output,
-    Parameters,
-    batches_of,
-    parameters_of,
-    selector,
-)
+from lapkernels.curvature.contents import Contents, Parameters, parameters_of
+from lapkernels.curvature.selection import Batch, Output, batches_of, selector
 from lapkernels.likelihoods import Likelihood, resolve
 
 PriorStd = float | Mapping[str, float] | None
@@ -51,7 +45,7 @@ class Objective(nn.Module, ABC):
         self.model = model
         self.likelihood = resolve(likelihood)
         self.data_size, self.beta, self.output = data_size, beta, output
-        means = parameters_of(model, params)
+        means = parameters_of(Contents.of(model), params)
         self.names = tuple(means)
         self.prior_std = _prior_std(means, prior_std)
 

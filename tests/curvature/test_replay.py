@@ -222,6 +222,39 @@ def test_hooks_on_gradients_are_noticed() -> None:
     torch.testing.assert_close(found["weight"], 9 * plain["weight"])
 
 
+def test_tensors_that_nobody_named_are_noticed(recorded: list[Any]) -> None:
+    class Shifted(nn.Linear):
+        shift: tuple[Tensor, ...] = ()
+
+        def forward(self, input: Tensor) -> Tensor:
+            return F.linear(input, self.weight, *(self.shift or (None,)))
+
+    torch.manual_seed(0)
+    model, x = Shifted(3, 3, bias=False), torch.randn(4, 3)
+    plain = lk.predictive_variance(model, x, {"weight": torch.ones(3, 3)})
+    model.shift = (torch.ones(3),)
+    assert len(recorded) == 1
+    again = lk.predictive_variance(model, x, {"weight": torch.ones(3, 3)})
+    assert len(recorded) == 2
+    torch.testing.assert_close(again, plain)
+
+
+def test_models_that_ask_for_gradients_go_the_same_way() -> None:
+    class Asks(nn.Linear):
+        asks = False
+
+        def forward(self, input: Tensor) -> Tensor:
+            z = super().forward(input)
+            return torch.tanh(z) if self.asks and z.requires_grad else torch.sigmoid(z)
+
+    torch.manual_seed(0)
+    model, x = Asks(3, 3), torch.randn(4, 3)
+    lk.diag(model, x)
+    model.asks = True
+    found = lk.diag(model, x)
+    torch.testing.assert_close(found["weight"], lk.diag(copy.deepcopy(model), x)["weight"])
+
+
 def test_writes_behind_the_back_are_noticed() -> None:
     class Writes(nn.Linear):
         writes = False

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from lapkernels.curvature import record
+from lapkernels.curvature.contents import Contents, parameters_of
 from lapkernels.curvature.functions import FUNCTIONS
 from lapkernels.curvature.recorder import Recorder
-from lapkernels.curvature.selection import parameters_of
 from tests.curvature.zoo import Net, Network, params
 
 
@@ -23,9 +23,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def subject_of(model: nn.Module) -> record.Subject:
+    """A model with all its parameters chosen."""
+    contents = Contents.of(model)
+    return record.Subject.of(contents, parameters_of(contents, None))
+
+
 def trace(model: nn.Module, x: Any, watched: bool) -> record.Subject:
     """Record a pass; the subject says afterwards whether it had to be watched."""
-    subject = record.Subject.of(model, parameters_of(model, None))
+    subject = subject_of(model)
     subject.watched = watched
     inputs = (x, {}) if isinstance(x, tuple) else ((x,), {})
     record.record(subject, inputs, lambda result: result)
@@ -250,7 +256,7 @@ def test_every_function_has_a_call() -> None:
     seen: set[str] = set()
     for run in CALLS.values():
         model, x = Model(run), torch.randn(3, 4)
-        subject = record.Subject.of(model, parameters_of(model, None))
+        subject = subject_of(model)
         seen |= {node.name for node in record.record(subject, ((x,), {}), lambda r: r).nodes}
     # Dropout in eval mode is no op, and a contiguous tensor is its own copy.
     quick = {"aten::alias", "aten::clone", "aten::cos", "aten::log", "aten::rsqrt"}

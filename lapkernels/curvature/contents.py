@@ -1,0 +1,175 @@
+"""What a model holds, looked up once: its modules and parameters, chosen and checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.errors import Refused
+
+Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A model's modules by name, and its parameters by every name: tied ones have several."""
+
+    model: nn.Module
+    modules: list[tuple[str, nn.Module]]
+    aliases: dict[str, nn.Parameter]
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Contents:
+        """Go through the model once, in the order of ``named_parameters``."""
+        modules = list(model.named_modules(remove_duplicate=False))
+        aliases = {
+            f"{path}.{name}" if path else name: parameter
+            for path, module in modules
+            for name, parameter in module._parameters.items()
+            if parameter is not None
+        }
+        return cls(model, modules, aliases)
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Each parameter once, by its first name."""
+        firsts = self.firsts
+        return {name: p for name, p in self.aliases.items() if firsts[id(p)] == name}
+
+    @property
+    def firsts(self) -> dict[int, str]:
+        """The first name of each parameter, by identity."""
+        firsts: dict[int, str] = {}
+        for name, parameter in self.aliases.items():
+            firsts.setdefault(id(parameter), name)
+        return firsts
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The model itself, out of what trains it in several processes or compiles it."""
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is a {type(model).__name__}: an nn.Module is needed")
+    while True:
+        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
+            model = model.module
+            continue
+        # The only child of what torch.compile returns.
+        children = dict(model.named_children())
+        if list(children) != ["_orig_mod"]:
+            return model
+        model = children["_orig_mod"]
+
+
+def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parameter]:
+    """The chosen parameters by name, in the model's order.
+
+    ``params`` is None for all that require a gradient, a name, a list of names (a module's name
+    stands for all its parameters), a compiled pattern, or a predicate of name and parameter.
+    """
+    every = contents.parameters
+    for name, parameter in every.items():
+        if type(parameter) is not nn.Parameter and type(parameter.data) is not Tensor:
+            raise Refused(
+                f"{name} is a {type(parameter.data).__name__}, of which a process may hold a part "
+                "only: copy the whole values into a plain model, those of fully_shard from "
+                "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
+            )
+        if parameter.is_inference():
+            raise Refused(
+                f"{name} was made inside torch.inference_mode(), where no gradient can be "
+                "followed: make the model outside of it"
+            )
+    if params is None:
+        chosen = {name: p for name, p in every.items() if p.requires_grad}
+    elif isinstance(params, re.Pattern):
+        chosen = {name: p for name, p in every.items() if params.search(name)}
+    elif callable(params):
+        chosen = {name: p for name, p in every.items() if params(name, p)}
+    else:
+        picked = _named(contents.aliases, [params] if isinstance(params, str) else list(params))
+        chosen = {name: p for name, p in every.items() if id(p) in picked}
+    if not chosen:
+        raise ValueError("params chooses no parameter of the model")
+    for name, parameter in chosen.items():
+        if not parameter.is_floating_point():
+            raise TypeError(f"{name} has dtype {parameter.dtype}: real parameters are needed")
+        if parameter.element_size() < 4:
+            raise Refused(
+                f"{name} has dtype {parameter.dtype}, in which sums over samples are rounded away: "
+                "give the model and its inputs in float32, model.float()"
+            )
+        if parameter.is_meta:
+            raise ValueError(f"{name} is on the meta device: it has no values")
+    return chosen
+
+
+def _named(aliases: dict[str, nn.Parameter], names: list[str]) -> set[int]:
+    """Identities of parameters by their own name or a module's."""
+    picked: set[int] = set()
+    for given in names:
+        inside = (p for name, p in aliases.items() if name.startswith(given + "."))
+        found = [aliases[given]] if given in aliases else list(inside)
+        if not found:
+            raise ValueError(f"params: the model has no parameter or module {given!r}")
+        picked.update(id(p) for p in found)
+    return picked
+
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+_DROPOUTS = (
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+    *(nn.AlphaDropout, nn.FeatureAlphaDropout),
+)
+
+
+def check_differentiation() -> None:
+    """Raise where torch keeps nothing of what a derivative needs."""
+    if torch.is_inference_mode_enabled():
+        raise Refused("inside torch.inference_mode() no gradient can be followed; use no_grad()")
+
+
+def check_precision(contents: Contents) -> None:
+    """Raise where the model's ops would be rounded to another dtype than its parameters have."""
+    for kind in {parameter.device.type for parameter in contents.aliases.values()}:
+        if torch.is_autocast_enabled(kind):
+            raise Refused(
+                f"inside torch.autocast({kind!r}) the model is rounded to "
+                f"{torch.get_autocast_dtype(kind)}, and its curvature with it: call this outside, "
+                f"or in `with torch.autocast({kind!r}, enabled=False)`"
+            )
+
+
+def check_mode(contents: Contents) -> None:
+    """Raise where samples are random or depend on each other, as training mode makes them."""
+    check_differentiation()
+    check_precision(contents)
+    for name, module in contents.modules:
+        reason = _refusal(module)
+        if reason is not None:
+            raise Refused(f"{name or 'the model'} ({type(module).__name__}) {reason}")
+
+
+def _refusal(module: nn.Module) -> str | None:
+    """Why there is no curvature of a model with this module as it is."""
+    if isinstance(module, torch.jit.ScriptModule) and any(True for _ in module.parameters()):
+        return (
+            "is scripted or traced, so that its parameters cannot be told from constants: give the "
+            "module that it was made of"
+        )
+    if isinstance(module, _BATCH_NORMS):
+        if module.running_mean is None:
+            return "has no running statistics, so samples depend on each other"
+        if module.training:
+            return (
+                "is in training mode, where samples depend on each other; call model.eval() first"
+            )
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.scale_grad_by_freq:
+        return "has scale_grad_by_freq, so gradients depend on the whole batch; set it to False"
+    random = isinstance(module, nn.RReLU) or (isinstance(module, _DROPOUTS) and module.p > 0)
+    if module.training and random:
+        return "is in training mode, where the output is random; call model.eval() first"
+    return None
