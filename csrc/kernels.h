@@ -122,6 +122,8 @@ struct KernelTable {
   // From the last layer of a chain to the first.
   void (*layer_chain)(const Context&, Grid<const T> m, Grid<const T> g,
                       std::span<const ChainLayer<T>>);
+  // Contiguous.
+  void (*tanh)(const Context&, T* out, const T* x, int64_t size);
   // Two spatial dimensions; the index is contiguous.
   void (*max_pool)(const Context&, Grid<T> out, int64_t* index, Grid<const T> x, Taps);
 };

@@ -28,6 +28,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "linear_rows.h"
 #include "layer_chain.h"
 #include "max_pool.h"
+#include "tanh.h"
 #include "window_lanes.h"
 #include "window_pull.h"
 #include "window_squared_sum.h"
@@ -42,13 +43,28 @@ namespace lapkernels::LAPKERNELS_ISA {
 
 template <class T>
 const Kernels<T> table = {
-    LAPKERNELS_ISA_NAME,       &jacobian_squared_sum<T>, &jacobian_squared_dot<T>,
-    &jacobian_gram<T>,         &squared_conv_weight<T>,  &squared_conv_input<T>,
-    &kronecker_input<T>,       &kronecker_output<T>,     &squared_derivative<T>,
-    &gaussian_kl<T>,           &squared_gradient_sum<T>, &precision_update<T>,
-    &sample_from_precision<T>, &window_squared_sum<T>,   &window_pull<T>,
-    &sparse_squared_sum<T>,    &sparse_conv_input<T>,    &conv_input<T>,
-    &conv_weight<T>,           &layer_chain<T>,          &max_pool<T>,
+    LAPKERNELS_ISA_NAME,
+    &jacobian_squared_sum<T>,
+    &jacobian_squared_dot<T>,
+    &jacobian_gram<T>,
+    &squared_conv_weight<T>,
+    &squared_conv_input<T>,
+    &kronecker_input<T>,
+    &kronecker_output<T>,
+    &squared_derivative<T>,
+    &gaussian_kl<T>,
+    &squared_gradient_sum<T>,
+    &precision_update<T>,
+    &sample_from_precision<T>,
+    &window_squared_sum<T>,
+    &window_pull<T>,
+    &sparse_squared_sum<T>,
+    &sparse_conv_input<T>,
+    &conv_input<T>,
+    &conv_weight<T>,
+    &layer_chain<T>,
+    &tanh<T>,
+    &max_pool<T>,
 };
 
 const Kernels<float>& float_table() { return table<float>; }

@@ -23,7 +23,8 @@ const Kernels<T>& kernels() {
       &window_pull<T>,
       &jacobian_squared_sum<T>,
       &sparse_conv_input<T>,
-      nullptr,  // conv_input, conv_weight, layer_chain and max_pool: torch's library serves GPUs
+      nullptr,  // conv_input and what follows it: torch's library serves GPUs
+      nullptr,
       nullptr,
       nullptr,
       nullptr,

@@ -173,6 +173,10 @@ def _run_convolution(*arguments: Any) -> tuple[Tensor, ...]:
     return (ops.convolution(*arguments),)
 
 
+def _run_tanh(x: Tensor) -> tuple[Tensor, ...]:
+    return (ops.tanh(x),)
+
+
 def _average_pool(
     input: Tensor,
     kernel_size: Any,
@@ -251,7 +255,7 @@ def _embedding(
 
 
 _UNARY = (
-    *("relu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "square", "abs", "sin", "cos"),
+    *("relu", "sigmoid", "exp", "log", "sqrt", "rsqrt", "square", "abs", "sin", "cos"),
     *("neg", "reciprocal"),
 )
 _BINARY = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
@@ -310,6 +314,7 @@ def _functions() -> dict[Any, Function]:
         table[space.matmul] = Function.of(aten.mm.default, _product)
         table[space.mm] = Function.of(aten.mm.default, _product)
         table[space.mean] = Function.of(aten.mean.dim, _mean)
+        table[space.tanh] = Function.of(aten.tanh.default, _one, run=_run_tanh)
     table[Tensor.__matmul__] = table[torch.matmul]
     table[torch.cat] = Function.of(aten.cat.default, _joined)
     table[torch.stack] = Function.of(aten.stack.default, _joined)

@@ -23,6 +23,7 @@ from lapkernels.ops.squared_conv_input import squared_conv_input
 from lapkernels.ops.squared_conv_weight import squared_conv_bias, squared_conv_weight
 from lapkernels.ops.squared_derivative import ACTIVATIONS, squared_derivative
 from lapkernels.ops.squared_gradient_sum import squared_gradient_sum
+from lapkernels.ops.tanh import tanh
 from lapkernels.ops.unfolded import unfolded
 from lapkernels.ops.window_pull import window_pull
 from lapkernels.ops.window_squared_sum import window_squared_sum
@@ -60,6 +61,7 @@ __all__ = [
     "squared_conv_weight",
     "squared_derivative",
     "squared_gradient_sum",
+    "tanh",
     "unfolded",
     "window_pull",
     "window_squared_sum",
