@@ -19,6 +19,11 @@ struct Places<double> {
   typedef int64_t Vec __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
 };
 
+template <class T>
+inline typename Places<T>::Vec load_places(const typename Places<T>::Entry* from) {
+  return *reinterpret_cast<const typename Places<T>::Vec*>(from);
+}
+
 // Entries of a row by their phase: to[p * length + q] = row[q * step + p] for all p < step.
 template <class T>
 void split_row(T* to, int64_t length, const T* row, int64_t width, int64_t step) {
@@ -61,7 +66,6 @@ void max_pool(const Context& context, Grid<T> out, int64_t* index, Grid<const T>
     starts.data()[o] = static_cast<Entry>(first(o * step - left, taps.dilation[2]));
     ramp.data()[o] = static_cast<Entry>(o * step);
   }
-  auto vector = [](const Entry* from) { return *reinterpret_cast<const Place*>(from); };
   const T least = -std::numeric_limits<T>::infinity();
   constexpr int64_t kChannels = 16;
   const int64_t channels = out.size[1] * out.size[2];
@@ -86,7 +90,7 @@ void max_pool(const Context& context, Grid<T> out, int64_t* index, Grid<const T>
         }
         for (int64_t q = 0; q < padded; q += kWide) {
           Reg<T> most = broadcast(least);
-          Place where = vector(starts.data() + q) + static_cast<Entry>(base);
+          Place where = load_places<T>(starts.data() + q) + static_cast<Entry>(base);
           for (int64_t k = 0; k < taps.kernel[1]; ++k) {
             if (!inside(k)) continue;
             const int64_t y = (top + k * taps.dilation[1]) * width;
@@ -94,7 +98,9 @@ void max_pool(const Context& context, Grid<T> out, int64_t* index, Grid<const T>
               const Reg<T> value = load(split.data() + k * lines + offsets[j] + q);
               const auto larger = (value > most) | (value != value);
               most = larger ? value : most;
-              where = larger ? vector(ramp.data() + q) + static_cast<Entry>(y + shifts[j]) : where;
+              const Place here =
+                  load_places<T>(ramp.data() + q) + static_cast<Entry>(y + shifts[j]);
+              where = larger ? here : where;
             }
           }
           store(best.data() + q, most);

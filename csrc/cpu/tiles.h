@@ -190,5 +190,5 @@ void indexed_product(const T* a, int64_t rows, const T* b, int64_t columns, cons
   else if (vectors == 2)
     run.template operator()<kRows, 2>();
   else
-    run.template operator()<2 * kRows, 1>();
+    run.template operator()<std::min<int>(2 * kRows, kPanel<T>), 1>();
 }
