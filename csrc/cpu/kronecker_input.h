@@ -14,12 +14,12 @@ void kronecker_input(const Context& context, Grid<T> out, Update update, Grid<co
   const int64_t kernel = taps.kernel[0] * taps.kernel[1] * taps.kernel[2];
   const int64_t features = channels * kernel + bias;
   const bool empty = output_size[0] * output_size[1] * output_size[2] == 0;
-  bool pointwise = !bias && !empty;
+  bool pointwise = !empty;
   for (int d = 0; d < 3; ++d)
     pointwise &= taps.kernel[d] == 1 && taps.stride[d] == 1 && taps.padding[d] == 0 &&
                  output_size[d] == x.size[3 + d];
   // A patch is one position of the input itself.
-  if (pointwise) return kronecker_output<T>(context, out, update, x, taps.groups, reduce);
+  if (pointwise) return channel_moments<T>(context, out, update, x, taps.groups, reduce, bias);
   if (!transposed && !reduce && !bias && !empty && LagMoment<T>::applies(taps, channels)) {
     for (int64_t g = 0; g < taps.groups; ++g)
       LagMoment<T>(context, x, g * channels, channels, output_size, taps)

@@ -1,10 +1,11 @@
 // B[g] = sum_{v, n, t} s s^T over the channels of group g, or with s summed over t first (reduce).
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 
+// The same with a one appended to every s (bias).
 template <class T>
-void kronecker_output(const Context& context, Grid<T> out, Update update, Grid<const T> s,
-                      int64_t groups, bool reduce) {
-  const int64_t features = s.size[2] / groups;
+void channel_moments(const Context& context, Grid<T> out, Update update, Grid<const T> s,
+                     int64_t groups, bool reduce, bool bias) {
+  const int64_t channels = s.size[2] / groups;
   // Positions that follow each other at one step are one line.
   for (int d : {4, 3})
     if (s.stride[d] == s.stride[5] * s.size[5] || s.size[d] == 1) {
@@ -24,16 +25,19 @@ void kronecker_output(const Context& context, Grid<T> out, Update update, Grid<c
       counts[i] = std::min(kStretch, nx - static_cast<int64_t>(i) % stretches * kStretch);
   for (int64_t g = 0; g < groups; ++g)
     second_moment<T>(
-        context, out.data + g * out.stride[3], out.stride[4], out.stride[5], update, features,
-        counts, 1, [&](const Panels<T>& panels, int64_t piece, int64_t first, int64_t) {
+        context, out.data + g * out.stride[3], out.stride[4], out.stride[5], update,
+        channels + bias, counts, 1,
+        [&](const Panels<T>& panels, int64_t piece, int64_t first, int64_t) {
           const int64_t unit = piece / per_unit, line = piece % per_unit / stretches;
           const T* base = s.data + unit / s.size[1] * s.stride[0] + unit % s.size[1] * s.stride[1] +
-                          g * features * s.stride[2];
+                          g * channels * s.stride[2];
           const T* from = base + line / s.size[4] * s.stride[3] + line % s.size[4] * s.stride[4] +
                           piece % stretches * kStretch * s.stride[5];
-          for (int64_t j = 0; j < features; j += kPanel<T>) {
+          for (int64_t k = 0; bias && k < counts[piece]; ++k)
+            *panels.column(channels, first + k) = reduce ? T(lines * nx) : T(1);
+          for (int64_t j = 0; j < channels; j += kPanel<T>) {
             T* to = panels.column(j, first);
-            const int64_t wide = std::min<int64_t>(kPanel<T>, features - j);
+            const int64_t wide = std::min<int64_t>(kPanel<T>, channels - j);
             if (!reduce) {
               interleave(to, kPanel<T>, from + j * s.stride[2], s.stride[5], s.stride[2], wide,
                          counts[piece]);
@@ -49,4 +53,10 @@ void kronecker_output(const Context& context, Grid<T> out, Update update, Grid<c
             }
           }
         });
+}
+
+template <class T>
+void kronecker_output(const Context& context, Grid<T> out, Update update, Grid<const T> s,
+                      int64_t groups, bool reduce) {
+  channel_moments<T>(context, out, update, s, groups, reduce, false);
 }
