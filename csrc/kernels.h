@@ -122,6 +122,9 @@ struct KernelTable {
   // From the last layer of a chain to the first.
   void (*layer_chain)(const Context&, Grid<const T> m, Grid<const T> g,
                       std::span<const ChainLayer<T>>);
+  // [V, N, J] of [V, F], [N, F] and [F, J], each dense along its last dimension.
+  void (*scaled_product)(const Context&, Grid<T> out, Update, Grid<const T> rows,
+                         Grid<const T> factor, Grid<const T> weight);
   // Contiguous.
   void (*tanh)(const Context&, T* out, const T* x, int64_t size);
   // Two spatial dimensions; the index is contiguous.

@@ -28,6 +28,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "linear_rows.h"
 #include "layer_chain.h"
 #include "max_pool.h"
+#include "scaled_product.h"
 #include "tanh.h"
 #include "window_lanes.h"
 #include "window_pull.h"
@@ -63,6 +64,7 @@ const Kernels<T> table = {
     &conv_input<T>,
     &conv_weight<T>,
     &layer_chain<T>,
+    &scaled_product<T>,
     &tanh<T>,
     &max_pool<T>,
 };

@@ -28,6 +28,7 @@ const Kernels<T>& kernels() {
       nullptr,
       nullptr,
       nullptr,
+      nullptr,
   };
   return table;
 }

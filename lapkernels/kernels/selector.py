@@ -162,9 +162,10 @@ def _shape_reason(op: str, tensors: Sequence[Tensor]) -> str | None:
 
 def _unsuitable(kernels: Kernels, tensors: Sequence[Tensor]) -> str | None:
     """Why these kernels do not take these tensors together, or None if they may."""
-    dtype = None
+    dtype, on_cpu = None, kernels.device == "cpu"
     for tensor in tensors:
-        if tensor.device.type != kernels.device:
+        # Asking for the device makes an object of it, once for each tensor of each call.
+        if not (tensor.is_cpu if on_cpu else tensor.device.type == kernels.device):
             return f"a tensor is on {tensor.device}, and these kernels are for {kernels.device}"
         if dtype is None:
             dtype = tensor.dtype

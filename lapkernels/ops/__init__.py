@@ -17,6 +17,7 @@ from lapkernels.ops.layer_chain import ChainLayer, ChainSums, can_chain, layer_c
 from lapkernels.ops.max_pool import max_pool2d
 from lapkernels.ops.precision_update import precision_update
 from lapkernels.ops.sample_from_precision import sample_from_precision
+from lapkernels.ops.scaled_product import scaled_product
 from lapkernels.ops.sparse_conv_input import sparse_conv_input
 from lapkernels.ops.sparse_squared_sum import sparse_squared_sum
 from lapkernels.ops.squared_conv_input import squared_conv_input
@@ -54,6 +55,7 @@ __all__ = [
     "mostly_zero",
     "precision_update",
     "sample_from_precision",
+    "scaled_product",
     "sparse_conv_input",
     "sparse_squared_sum",
     "squared_conv_bias",

@@ -42,6 +42,11 @@ def route(tensors: Sequence[Tensor]) -> Route:
     return found
 
 
+def needs_graph(*tensors: Tensor | None) -> bool:
+    """Whether autograd is to see a call on these tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 def is_tensor_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
 

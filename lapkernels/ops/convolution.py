@@ -8,13 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.kernels import compiled
 from lapkernels.ops._library import has_kernel
+from lapkernels.ops._routes import needs_graph
 from lapkernels.ops.conv_input import CONV_INPUT, library_is_faster
 from lapkernels.ops.conv_weight import CONV_WEIGHT
 
 # Products, one for each input position and entry of the weight, below which the way to a kernel
 # costs more than it saves.
-LEAST = 1 << 20
+LEAST = 1 << 18
 
 
 def convolution(
@@ -36,7 +38,31 @@ def convolution(
     size = _output_size(x, weight, bias, *taps)
     if size is None:
         return torch.convolution(x, weight, bias, *taps)
-    return _Convolution.apply(x, weight, bias, size, *taps)  # pyright: ignore[reportReturnType]
+    if needs_graph(x, weight, bias):
+        return _Convolution.apply(x, weight, bias, size, *taps)  # pyright: ignore
+    return _run(x, weight, bias, size, *taps)
+
+
+def _run(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    size: list[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """The transpose of the layer's transpose, straight from its kernel."""
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    out = x.new_empty(x.shape[0], channels, *size)
+    kernel = compiled("conv_input", x, weight, bias)
+    assert kernel is not None
+    taps = (stride, padding, dilation, groups, not transposed)
+    kernel(out, 0.0, 1.0, x, weight, bias, size, *taps)
+    return out
 
 
 class _Convolution(torch.autograd.Function):
@@ -51,10 +77,7 @@ class _Convolution(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias, ctx.taps = bias is not None, taps
-        stride, padding, dilation, transposed, _, groups = taps
-        # The transpose of the layer's transpose.
-        way = (size, stride, padding, dilation, groups, not transposed)
-        return CONV_INPUT(x, weight, bias, *way)
+        return _run(x, weight, bias, size, *taps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

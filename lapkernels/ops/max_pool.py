@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lapkernels.kernels import compiled
 from lapkernels.ops._library import has_kernel
+from lapkernels.ops._routes import needs_graph
 
 
 def max_pool2d(
@@ -29,17 +30,24 @@ def max_pool2d(
     size = _output_size(x, *windows, ceil_mode)
     if size is None:
         return F.max_pool2d(x, *windows, ceil_mode, return_indices=True)  # pyright: ignore
-    return _MaxPool.apply(x, size, *windows, ceil_mode)  # pyright: ignore[reportReturnType]
+    if needs_graph(x):
+        return _MaxPool.apply(x, size, *windows, ceil_mode)  # pyright: ignore[reportReturnType]
+    return _run(x, size, *windows)
+
+
+def _run(x: Tensor, size: tuple[int, int], *windows: Sequence[int]) -> tuple[Tensor, Tensor]:
+    out = x.new_empty(*x.shape[:2], *size)
+    index = torch.empty_like(out, dtype=torch.int64)
+    kernel = compiled("max_pool", x)
+    assert kernel is not None
+    kernel(out, index, x, *windows)
+    return out, index
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: tuple[int, int], *windows: Any) -> tuple[Tensor, Tensor]:
-        out = x.new_empty(*x.shape[:2], *size)
-        index = torch.empty_like(out, dtype=torch.int64)
-        kernel = compiled("max_pool", x)
-        assert kernel is not None
-        kernel(out, index, x, *windows[:4])
+        out, index = _run(x, size, *windows[:4])
         ctx.save_for_backward(x, index)
         ctx.windows = windows
         ctx.mark_non_differentiable(index)

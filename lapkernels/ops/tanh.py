@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lapkernels.kernels import compiled
 from lapkernels.ops._library import has_kernel
+from lapkernels.ops._routes import needs_graph
 
 # Entries below which the way to a kernel costs more than it saves.
 LEAST = 1 << 13
@@ -22,7 +23,7 @@ def tanh(x: Tensor) -> Tensor:
         and x.is_contiguous()
         and has_kernel("tanh", [x])
     ):
-        return _Tanh.apply(x) if x.requires_grad else _run(x)  # pyright: ignore
+        return _Tanh.apply(x) if needs_graph(x) else _run(x)  # pyright: ignore
     return torch.tanh(x)
 
 

@@ -14,11 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapkernels.ops.chunks import row_chunks
+from lapkernels.ops.scaled_product import banded_product, scaled_product
 from lapkernels.rules.uses import ScaleUse, Use, WeightUse
-
-# Rows that are multiplied together: large enough for a matrix product, small enough to skip zeros.
-BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -38,17 +35,7 @@ class Scaled:
 
     def product(self, matrix: Tensor) -> Tensor:
         """s @ matrix [F, J], as [V, N, J]."""
-        count, features = self.factor.shape
-        out = self.rows.new_empty(len(self.rows), count, matrix.shape[1])
-        weight, room = matrix.contiguous().unsqueeze(1), None
-        for samples in row_chunks(count, matrix.numel()):
-            factor = self.factor[samples].mT.contiguous().unsqueeze(2)
-            if room is None or room.shape[1] != factor.shape[1]:
-                room = factor.new_empty(features, factor.shape[1], matrix.shape[1])
-            scaled = torch.mul(factor, weight, out=room)
-            part = out.flatten(1)[:, samples.start * out.shape[2] : samples.stop * out.shape[2]]
-            multiply(self.rows, scaled.flatten(1), part)
-        return out
+        return scaled_product(self.rows, self.factor, matrix)
 
 
 def is_shared(s: Tensor) -> bool:
@@ -68,30 +55,7 @@ def shared_product(s: Tensor, matrix: Tensor) -> Tensor:
     """s @ matrix for columns [V, N, F]; those that are the same for all samples only once."""
     if not is_shared(s):
         return s @ matrix
-    out = s.new_empty(s.shape[0], 1, matrix.shape[1])
-    multiply(s[:, 0], matrix, out[:, 0])
-    return out.expand(-1, s.shape[1], -1)
-
-
-def multiply(rows: Tensor, matrix: Tensor, out: Tensor) -> None:
-    """Write rows [V, F] @ matrix [F, M] to ``out``, without the zeros beside a band of the rows.
-
-    Unit columns have such zeros, and the triangular factor of a QR decomposition.
-    """
-    bands = _bands(rows) if len(rows) > BLOCK else []
-    if 4 * sum(last - first for first, last in bands) >= 3 * len(bands) * rows.shape[1]:
-        torch.mm(rows, matrix, out=out)
-        return
-    for block, (first, last) in enumerate(bands):
-        part = slice(block * BLOCK, (block + 1) * BLOCK)
-        torch.mm(rows[part, first:last], matrix[first:last], out=out[part])
-
-
-def _bands(rows: Tensor) -> list[tuple[int, int]]:
-    """First and last + 1 of the features that are not zero in each block of rows."""
-    sizes = rows.abs()
-    blocks = [part.amax(0).nonzero().flatten() for part in sizes.split(BLOCK)]
-    return [(int(live[0]), int(live[-1]) + 1) if len(live) else (0, 0) for live in blocks]
+    return banded_product(s[:, 0], matrix).unsqueeze(1).expand(-1, s.shape[1], -1)
 
 
 def reads_once(use: Use, features: int) -> bool:

@@ -69,6 +69,7 @@ def record() -> Calls:
         ops.sparse_conv_input(torch.rand(2, 3, 4, 4), torch.rand(4, 5, 3), [7], plain)
         numbers = [torch.rand(7) + 0.1, torch.rand(3, 2) + 0.1]
         ops.squared_derivative(numbers[0], numbers[0], "tanh")
+        ops.scaled_product(numbers[1], numbers[1], numbers[1].T.contiguous())
         ops.gaussian_kl(numbers, numbers, 0.5)
         ops.squared_gradient_sum(numbers, numbers)
         ops.precision_update([n.clone() for n in numbers], numbers, 0.5)

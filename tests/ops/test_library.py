@@ -77,6 +77,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "sparse_squared_sum": (_SMALL, _LARGE, *_TAPS[:4], 1),
     "sparse_conv_input": (_SMALL, _WEIGHT, [11], *_TAPS[1:4]),
     "squared_derivative": (_numbers(3, 4), _numbers(4, 3).T, "gelu", 0.0),
+    "scaled_product": (_numbers(3, 4), _numbers(2, 4), _numbers(4, 5)),
     "gaussian_kl": (_LISTS[0], _LISTS[1], 0.5),
     "squared_gradient_sum": (_LISTS[0], _LISTS[1]),
     "precision_update": (_LISTS[0], _LISTS[1], 0.9, 2.0),

@@ -1,31 +1,11 @@
-"""Columns that are the same for all samples, and products that skip zeros beside a band."""
+"""Columns that are the same for all samples."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lapkernels.rules.shared import BLOCK, Scaled, is_shared, joined, multiply, shared_product
-
-
-@pytest.mark.parametrize("kind", ["dense", "unit", "triangular", "zero", "one-zero-block"])
-@pytest.mark.parametrize("size", [1, BLOCK, 3 * BLOCK + 5])
-def test_products_of_rows_with_zeros(kind: str, size: int) -> None:
-    torch.manual_seed(0)
-    rows = torch.randn(size, size, dtype=torch.float64)
-    if kind == "unit":
-        rows = torch.diag(rows.diagonal())
-    elif kind == "triangular":
-        rows = rows.triu()
-    elif kind == "zero":
-        rows = torch.zeros_like(rows)
-    elif kind == "one-zero-block":
-        rows[:BLOCK] = 0
-        rows[BLOCK:, 3:] = 0
-    matrix = torch.randn(size, 7, dtype=torch.float64)
-    out = torch.full((size, 7), torch.nan, dtype=torch.float64)
-    multiply(rows, matrix, out)
-    torch.testing.assert_close(out, rows @ matrix)
+from lapkernels.rules.shared import Scaled, is_shared, joined, shared_product
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
