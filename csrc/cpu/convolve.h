@@ -36,15 +36,25 @@ void pack_weights(T* to, const Grid<const T>& weight, const std::vector<int64_t>
     }
 }
 
-// One row of R output channels, by threes and twos of vectors.
+// Output channels at a time, at most: tiles of 4 x 3 vectors or 6 x 2, whichever fills a row of
+// `count` entries; with many registers of 4 x 6.
+constexpr int64_t kMostRows = 6;
+template <class T>
+int64_t block_height(int64_t count) {
+  const int64_t vectors = ceil_div(count, kWidth<T>);
+  return kManyRegisters || vectors % 2 == 1 || vectors % 3 == 0 ? 4 : kMostRows;
+}
+
+// Those of the next block when so many are left: a rest of one or two is shared with the last one.
+inline int64_t next_block(int64_t left, int64_t height) {
+  return left > height && left < height + 3 ? ceil_div(left, 2) : std::min(left, height);
+}
+
+// One row of R output channels, by as many vectors as fit the registers, and twos.
 template <class T, int R>
-inline void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c,
-                     int64_t pitch, int64_t count) {
-  constexpr int Wide = kManyRegisters ? (R == 1 ? 8 : 6)
-                                      : (R == 1   ? 8
-                                         : R == 2 ? 6
-                                         : R == 3 ? 4
-                                                  : 3);
+void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c, int64_t pitch,
+              int64_t count) {
+  constexpr int Wide = R == 1 ? 8 : kManyRegisters ? 6 : 12 / R;
   int64_t vectors = ceil_div(count, kWidth<T>), q = 0;
   auto strip = [&]<int C>() {
     axpy_tile<T, R, C>(b + q, offsets, terms, w, c + q, pitch);
@@ -55,6 +65,12 @@ inline void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T*
   while (vectors >= 2) strip.template operator()<2>();
   if (vectors == 1) strip.template operator()<1>();
 }
+
+template <class T>
+using AxpyRow = void (*)(const T*, const int64_t*, int64_t, const T*, T*, int64_t, int64_t);
+template <class T>
+constexpr AxpyRow<T> axpy_rows[kMostRows] = {axpy_row<T, 1>, axpy_row<T, 2>, axpy_row<T, 3>,
+                                             axpy_row<T, 4>, axpy_row<T, 5>, axpy_row<T, 6>};
 
 // Where sample n and channel c of a grid have the position u.
 template <class G>
@@ -90,7 +106,6 @@ void write_row(T* out, int64_t stride, Update update, const T* value, const T* z
 template <class T, class F, class Write>
 void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m,
               const Grid<const T>& weight, const Taps& taps, bool transposed, F f, Write write) {
-  constexpr int kBlock = 4;
   constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>, kFewest = 256;
   const int64_t sources = m.size[2] / taps.groups, rows = out.size[2] / taps.groups;
   // Weight [A, B / groups, k]: the output is b of the group's a for a convolution, else a.
@@ -120,15 +135,22 @@ void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m
         offsets.push_back(c * p.phases * p.plane + offset);
     for (const auto& [offset, index] : tap_offsets) indices.push_back(index);
     const int64_t terms = offsets.size();
-    // Weights of all groups, blocks of up to kBlock channels one after another.
+    // Rows with too few sums to hide their latency go together, with what lies between them.
+    const int64_t width = p.count(2, 0);
+    const bool is_short = std::min<int64_t>(4, rows) * ceil_div(width, kWidth<T>) < 8;
+    const int64_t together =
+        is_short ? std::clamp<int64_t>(kLine / p.lengths[2], 1, p.count(1, 0)) : 1;
+    const int64_t longest = (together - 1) * p.lengths[2] + width;
+    const int64_t height = block_height<T>(longest), pitch = round_up(longest, kWidth<T>);
+    // Weights of all groups, blocks of channels one after another.
     Scratch<T> weights(taps.groups * rows * terms);
     for (int64_t g = 0; g < taps.groups; ++g)
-      for (int64_t r = 0; r < rows; r += kBlock) {
+      for (int64_t r = 0, block; r < rows; r += block) {
+        block = next_block(rows - r, height);
         const int64_t first_source = transposed ? 0 : g * sources;
         const int64_t first_row = transposed ? g * rows + r : r;
         pack_weights<T>(weights.data() + (g * rows + r) * terms, weight, indices, sources,
-                        first_source, first_row, std::min<int64_t>(kBlock, rows - r), source_stride,
-                        row_stride, taps.kernel, f);
+                        first_source, first_row, block, source_stride, row_stride, taps.kernel, f);
       }
     const int64_t slabs = p.slabs();
     context.parallel_for(out.size[1] * taps.groups * slabs, [&](int64_t task) {
@@ -137,32 +159,16 @@ void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m
       Scratch<T> arrays(sources * p.phases * p.plane + p.flat);
       fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
       const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-      // Rows with too few sums to hide their latency go together, with what lies between them.
-      const bool is_short = std::min<int64_t>(kBlock, rows) * ceil_div(nx, kWidth<T>) < 8;
-      const int64_t together = is_short ? std::clamp<int64_t>(kLine / p.lengths[2], 1, ny) : 1;
-      const int64_t pitch = round_up((together - 1) * p.lengths[2] + nx, kWidth<T>);
-      Scratch<T> line(kBlock * pitch);
+      Scratch<T> line(height * pitch);
       for (int64_t iz = 0; iz < nz; ++iz)
         for (int64_t iy = 0; iy < ny; iy += together)
-          for (int64_t r = 0; r < rows; r += kBlock) {
-            const int64_t block = std::min<int64_t>(kBlock, rows - r);
+          for (int64_t r = 0, block; r < rows; r += block) {
+            block = next_block(rows - r, height);
             const int64_t lines = std::min(together, ny - iy);
             const int64_t count = (lines - 1) * p.lengths[2] + nx;
             const T* w = weights.data() + (g * rows + r) * terms;
             const T* b = arrays.data() + p.row(iz, iy);
-            switch (block) {
-              case 4:
-                axpy_row<T, 4>(b, offsets.data(), terms, w, line.data(), pitch, count);
-                break;
-              case 3:
-                axpy_row<T, 3>(b, offsets.data(), terms, w, line.data(), pitch, count);
-                break;
-              case 2:
-                axpy_row<T, 2>(b, offsets.data(), terms, w, line.data(), pitch, count);
-                break;
-              default:
-                axpy_row<T, 1>(b, offsets.data(), terms, w, line.data(), pitch, count);
-            }
+            axpy_rows<T>[block - 1](b, offsets.data(), terms, w, line.data(), pitch, count);
             for (int64_t i = 0; i < block; ++i)
               for (int64_t y = 0; y < lines; ++y) {
                 const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],

@@ -57,10 +57,11 @@ void dot_block(const T* a, int64_t a_pitch, int64_t rows, const T* b, const int6
 }
 
 // Weighted sums of shifted rows: c[i][q] = sum_j w[j * R + i] * b[offset_j + q], R rows of
-// C vectors.
+// C vectors. On its own, so that its accumulators stay in registers whatever is around a call.
 template <class T, int R, int C>
-inline void axpy_tile(const T* __restrict b, const int64_t* __restrict offsets, int64_t terms,
-                      const T* __restrict w, T* __restrict c, int64_t c_pitch) {
+[[gnu::noinline]] void axpy_tile(const T* __restrict b, const int64_t* __restrict offsets,
+                                 int64_t terms, const T* __restrict w, T* __restrict c,
+                                 int64_t c_pitch) {
   Reg<T> acc[R][C] = {};
   for (int64_t j = 0; j < terms; ++j) {
     const T* source = b + offsets[j];
