@@ -82,15 +82,27 @@ def library_input(
 
     ``large`` itself where symmetric padding does it, else a padded copy.
     """
-    made = [
-        (size + 2 * pad - spread * (kernel - 1) - 1) // step + 1
-        for size, pad, spread, kernel, step in zip(
-            large.shape[2:], padding, dilation, kernel_size, stride, strict=True
-        )
-    ]
-    if made == list(positions):
+    taps = (tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation))
+    if _made_by_library(large.shape[2:], *taps) == tuple(positions):
         return large, list(padding)
-    return covered(large, positions, kernel_size, stride, padding, dilation), [0] * len(made)
+    return covered(large, positions, *taps), [0] * len(positions)
+
+
+@once_per_size
+def _made_by_library(
+    size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...]:
+    """Positions that torch's convolution makes, with the same padding on either side."""
+    return tuple(
+        (length + 2 * pad - spread * (kernel - 1) - 1) // step + 1
+        for length, pad, spread, kernel, step in zip(
+            size, padding, dilation, kernel_size, stride, strict=True
+        )
+    )
 
 
 def is_pointwise(

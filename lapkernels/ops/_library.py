@@ -47,7 +47,7 @@ class Op:
     ) -> Tensor:
         """The op's value, or ``out`` after ``out <- decay * out + scale * value``."""
         tensors = self.tensors(arguments)
-        device = tensors[0].device.type
+        device = "cpu" if tensors[0].is_cpu else tensors[0].device.type
         if torch.is_autocast_enabled(device):
             # The reference and torch's own products would be rounded, the kernels not.
             with torch.autocast(device, enabled=False):

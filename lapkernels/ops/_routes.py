@@ -24,7 +24,7 @@ def route(tensors: Sequence[Tensor]) -> Route:
     if torch.compiler.is_compiling():
         return Route.DISPATCHER
     wants_grad = torch.is_grad_enabled()
-    # Asking every tensor for a tangent takes longer than a small op.
+    # Outside of forward mode its level is -1, and no tensor has a tangent.
     has_tangents = getattr(forward_ad, "_current_level", 0) >= 0
     found = Route.DIRECT
     for tensor in tensors:

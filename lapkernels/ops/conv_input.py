@@ -16,7 +16,13 @@ from torch import Tensor
 
 from lapkernels.ops._correlation import library_input
 from lapkernels.ops._library import has_kernel, register
-from lapkernels.ops.geometry import Geometry, check_rank, check_real, check_same
+from lapkernels.ops.geometry import (
+    Geometry,
+    check_rank,
+    check_real,
+    check_same,
+    once_per_size,
+)
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
 CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -48,14 +54,10 @@ def transpose(
 ) -> Tensor:
     """Transposed convolution whose result has ``input_size``, whatever the padding after it was."""
     dims = len(input_size)
-    extra = [
-        size - ((t - 1) * step - 2 * pad + spread * (k - 1) + 1)
-        for size, t, step, pad, spread, k in zip(
-            input_size, s.shape[2:], stride, padding, dilation, weight.shape[2:], strict=True
-        )
-    ]
     conv = CONV_TRANSPOSE[dims - 1]
-    if all(0 <= e < max(pair) for e, *pair in zip(extra, stride, dilation, strict=True)):
+    sizes = (tuple(input_size), s.shape[2:], weight.shape[2:])
+    extra = _output_padding(*sizes, tuple(stride), tuple(padding), tuple(dilation))
+    if extra is not None:
         return conv(s, weight, bias, stride, padding, extra, groups, dilation)
     full = conv(s, weight, None, stride, 0, 0, groups, dilation)
     sides = [
@@ -67,6 +69,27 @@ def transpose(
     return padded if bias is None else padded + bias.reshape(-1, *(1,) * dims)
 
 
+@once_per_size
+def _output_padding(
+    input_size: Sequence[int],
+    positions: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+) -> tuple[int, ...] | None:
+    """What torch adds after the result to make ``input_size``, or None where it cannot."""
+    extra = tuple(
+        size - ((t - 1) * step - 2 * pad + spread * (k - 1) + 1)
+        for size, t, step, pad, spread, k in zip(
+            input_size, positions, stride, padding, dilation, kernel_size, strict=True
+        )
+    )
+    fits = all(0 <= e < max(pair) for e, *pair in zip(extra, stride, dilation, strict=True))
+    return extra if fits else None
+
+
+@once_per_size
 def library_is_faster(weight: Sequence[int], groups: int, most: int = 2048) -> bool:
     """Where torch's convolution comes near the machine's peak: measured, not derived.
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.kernels import compiled
 from lapkernels.ops._correlation import is_pointwise
 from lapkernels.ops._library import accumulate, check_out, register
 from lapkernels.ops._padding import fold_padding
@@ -31,11 +32,7 @@ from lapkernels.ops.geometry import (
     once_per_size,
     spatial_size,
 )
-from lapkernels.ops.squared_derivative import (
-    SQUARED_DERIVATIVE,
-    check_activation,
-    derivative_squared,
-)
+from lapkernels.ops.squared_derivative import check_activation, derivative_squared
 
 
 def squared_conv_input(
@@ -155,11 +152,15 @@ def _library(
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
     elif library_is_faster(weight.shape, groups, 8192):
         taps = (input_size, stride, padding, dilation, groups, transposed)
-        value = _reference(m, weight, *taps, None, "identity", 0.0)
+        value = CONV_INPUT.reference(m, weight.square(), None, *taps)
     else:
         return None
-    if z is not None:
-        SQUARED_DERIVATIVE.run_into([value, z], (value, z, activation, slope), value, 0.0, 1.0)
+    if z is None:
+        return value
+    kernel = compiled("squared_derivative", value, z)
+    if kernel is None:
+        return value.mul_(derivative_squared(z, activation, slope))
+    kernel(value, 0.0, 1.0, value, z, activation, slope)
     return value
 
 

@@ -294,7 +294,8 @@ def triton_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(triton, "triton_op", lambda op: other_kernel)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    return SimpleNamespace(device=torch.device("cuda", 0), dtype=torch.float32, shape=(1, 2))
+    device = torch.device("cuda", 0)
+    return SimpleNamespace(device=device, is_cpu=False, dtype=torch.float32, shape=(1, 2))
 
 
 def test_on_a_gpu_triton_serves_what_it_has_and_the_reference_the_rest(triton_gpu: Any) -> None:
