@@ -122,9 +122,8 @@ def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
                 f"the backend {backend!r} is forced, but cannot serve {op}: {reason}"
             )
         return _kernel(backend, op)
-    if _suit_cpu(tensors) and why_not("cpp", op) is None:
-        return _native_op(op)
-    device = next((tensor.device.type for tensor in tensors if tensor is not None), "cpu")
+    first = next((tensor for tensor in tensors if tensor is not None), None)
+    device = "cpu" if first is None or first.is_cpu else first.device.type
     for name, kernels in KERNELS.items():
         # Triton on cpu is its interpreter, which nobody wants unasked.
         if kernels.device == device and why_not(name, op, tensors) is None:
@@ -132,18 +131,6 @@ def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
     if NATIVE.path is None:
         _warn_that_reference_serves()
     return None
-
-
-def _suit_cpu(tensors: Sequence[Tensor | None]) -> bool:
-    """Whether the kernels for the CPU take these tensors: most calls need to know no more."""
-    dtype = None
-    for tensor in tensors:
-        if tensor is None:
-            continue
-        dtype = dtype or tensor.dtype
-        if not tensor.is_cpu or tensor.dtype is not dtype:
-            return False
-    return dtype in DTYPES
 
 
 def _kernel(backend: str, op: str) -> Callable[..., Any] | None:
