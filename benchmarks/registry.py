@@ -116,7 +116,7 @@ def register(family: Family) -> Family:
 def load() -> Mapping[str, Family]:
     """All families, after importing the modules that define them."""
     for module in (
-        *("conv_ops", "pointwise_ops", "models", "posteriors", "autoencoders"),
+        *("conv_ops", "pointwise_ops", "forward_ops", "models", "posteriors", "autoencoders"),
         *("compositions", "peers"),
     ):
         importlib.import_module(f"benchmarks.{module}")
