@@ -28,14 +28,15 @@ def plot(name: str, cases: Cases, out: Path) -> list[Path]:
 
 
 def _place(row: Row) -> tuple[str, int] | None:
-    """Figure and panel: columns or activation and channels of an op, or network and batch."""
+    """Figure and panel: what an op has beside its channels, or network and batch."""
     size = row.size
     if size.keys() >= {"network", "resolution", "samples"}:
         return size["network"], size["samples"]
     # Layers of a network have one resolution each: no sweep.
-    if "inputs" not in size or size.get("layer"):
+    if not size.keys() >= {"inputs", "resolution"} or size.get("layer"):
         return None
-    return size.get("activation") or f"V{size['columns']}", size["inputs"]
+    columns = f"V{size['columns']}" if "columns" in size else f"O{size.get('outputs', 0)}"
+    return size.get("activation") or columns, size["inputs"]
 
 
 def _figure(name: str, variant: str, panels: Mapping[int, list[Row]], out: Path) -> Path:

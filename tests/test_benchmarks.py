@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +18,9 @@ from benchmarks import pieces, report
 from benchmarks.gate import STANDARD_ERRORS, gate, mean_error, relative_error, tensors
 from benchmarks.measure import measure
 from benchmarks.networks import TINY, NetworkSize, tiny
+from benchmarks.plots import plot
 from benchmarks.registry import Family, Method, load
+from benchmarks.rows import Row
 
 ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
@@ -258,6 +260,21 @@ def test_from_pytest_to_report(tmp_path: Path) -> None:
     assert "## jacobian_squared_sum" in text
     assert data["machine_info"]["node"] not in text
     assert "| quantity | network | forward and backward |" in text
+
+
+@pytest.mark.parametrize(
+    "name", ["squared_derivative", "max_pool", "convolution", "scaled_product"]
+)
+def test_sizes_of_ops_can_be_drawn(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    cases = {
+        str(size): [Row(name, str(size), "ours", "ours", asdict(size), seconds=1e-3)]
+        for size in load()[name].sizes
+    }
+    swept = any("resolution" in row.size for rows in cases.values() for row in rows)
+    found = plot(name, cases, tmp_path)
+    assert all(path.stat().st_size for path in found)
+    assert swept or not found
 
 
 def test_report_shows_ratios_refusals_and_plots(tmp_path: Path) -> None:

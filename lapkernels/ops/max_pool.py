@@ -13,6 +13,9 @@ from lapkernels.kernels import compiled
 from lapkernels.ops._library import has_kernel
 from lapkernels.ops._routes import needs_graph
 
+# Entries below which the way to the kernel costs more than it saves.
+LEAST = 1 << 15
+
 
 def max_pool2d(
     x: Tensor,
@@ -71,6 +74,7 @@ def _output_size(
     """Spatial size of the result if the kernel is to make it; None for torch to serve."""
     if (
         x.dim() != 4
+        or x.numel() < LEAST
         or not x.is_contiguous()
         # Rows of a few entries leave vectors empty.
         or not 64 <= x.shape[2] * x.shape[3] < 1 << 31

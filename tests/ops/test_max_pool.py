@@ -23,6 +23,12 @@ WINDOWS = {
 SIZES = [(9, 9), (16, 33), (5, 70), (31, 6)]
 
 
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tensors go to the kernel too."""
+    monkeypatch.setattr("lapkernels.ops.max_pool.LEAST", 1)
+
+
 def draw(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
     """Few values, so that there are ties, with some that are not finite."""
     generator = torch.Generator().manual_seed(size[1])
@@ -58,7 +64,7 @@ def test_gradients() -> None:
     assert gradgradcheck(lambda x: max_pool2d(x, *windows, False)[0], (x,))
 
 
-def test_what_the_kernel_serves() -> None:
+def test_what_the_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
     x, windows = torch.zeros(2, 3, 8, 9), WINDOWS["overlapping"]
     with use_backend("cpp"):
         assert _output_size(x, *windows, False) == (4, 5)
@@ -68,6 +74,9 @@ def test_what_the_kernel_serves() -> None:
         assert _output_size(x[..., :6].contiguous(), *windows, False) is None
         assert _output_size(x, [3, 3], [2, 2], [2, 2], [1, 1], False) is None
     with use_backend("reference"):
+        assert _output_size(x, *windows, False) is None
+    monkeypatch.setattr("lapkernels.ops.max_pool.LEAST", x.numel() + 1)
+    with use_backend("cpp"):
         assert _output_size(x, *windows, False) is None
 
 
