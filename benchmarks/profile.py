@@ -70,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     flops, copied = peaks()
     head = ["network", "time", "passes", "recording", "Python", *FAMILIES, "most"]
-    head += ["products, GFLOP/s", "convolutions, GFLOP/s", "entries, GB/s"]
+    head += ["products, GFLOP/s", "entries, GB/s"]
     parts = [
         f"Peaks, measured: {flops / 1e9:.0f} GFLOP/s of a matrix product of 1024³, "
         f"{copied / 1e9:.1f} GB/s of a copy (read and written). Passes are how many forward and "
@@ -117,10 +117,11 @@ def row(
     inside = sum(family.seconds for family in families.values())
     shares = [recording / whole, max(0.0, 1 - inside / profiled)]
     shares += [families[name].seconds / profiled for name in FAMILIES]
-    rates = [_rate(families[name], "flops") for name in ("products", "convolutions")]
+    # The profiler knows the work of products; of convolutions only that of some.
+    rates = [_rate(families["products"], "flops"), _rate(families["entries"], "bytes")]
     cells = [duration(whole), f"{whole / unit:.2f}", *(f"{share:.0%}" for share in shares)]
     _, most = max(zip(shares[1:], ("Python", *FAMILIES), strict=True))
-    return [*cells, most, *rates, _rate(families["entries"], "bytes")]
+    return [*cells, most, *rates]
 
 
 def sums(events: Sequence[FunctionEvent]) -> dict[str, Family]:
@@ -140,9 +141,8 @@ def sums(events: Sequence[FunctionEvent]) -> dict[str, Family]:
 
 
 def _rate(family: Family, what: str) -> str:
-    if family.seconds == 0:
-        return ""
-    return f"{getattr(family, what) / family.seconds / 1e9:.3g}"
+    known = getattr(family, what)
+    return f"{known / family.seconds / 1e9:.3g}" if known else ""
 
 
 def peaks() -> tuple[float, float]:
