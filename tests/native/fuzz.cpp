@@ -154,6 +154,37 @@ void check_input_kernel(bool is_large) {
 }
 
 #ifndef FUZZ_EMULATED
+// Shared columns times a factor and a weight, with zeros beside a band.
+template <class T>
+void check_products() {
+  const int64_t columns = draw(1, 40), samples = draw(1, 3);
+  const int64_t features = draw(1, 20) * draw(1, 20), inputs = draw(1, 60);
+  Block6<T> rows({1, columns, features, 1, 1, 1}, -2, 2),
+      factor({1, samples, features, 1, 1, 1}, -2, 2);
+  Block6<T> weight({1, features, inputs, 1, 1, 1}, -2, 2);
+  Block6<T> out({columns, samples, inputs, 1, 1, 1}, 3, 3);
+  for (Block6<T>* block : {&rows, &factor, &weight, &out}) {
+    Grid<T>& grid = block->grid;
+    grid.stride[2] = 1;
+    grid.stride[1] = grid.size[2];
+    grid.stride[0] = grid.size[1] * grid.size[2];
+  }
+  for (int64_t v = 0; v < columns; ++v)
+    for (int64_t f = 0; f < std::min(v, features); ++f) rows.grid.data[v * features + f] = 0;
+  kernels<T>().scaled_product(context(), out.grid, {1, 2}, rows.view(), factor.view(),
+                              weight.view());
+  for (int64_t v = 0; v < columns; ++v)
+    for (int64_t n = 0; n < samples; ++n)
+      for (int64_t j = 0; j < inputs; ++j) {
+        double total = 0;
+        for (int64_t f = 0; f < features; ++f)
+          total += double(rows.at(0, v, f, 0, 0, 0)) * factor.at(0, n, f, 0, 0, 0) *
+                   weight.at(0, f, j, 0, 0, 0);
+        require(out.at(v, n, j, 0, 0, 0) == 3 + 2 * total, "scaled_product",
+                out.at(v, n, j, 0, 0, 0), 3 + 2 * total);
+      }
+}
+
 // Rows of a linear layer, by a chain of one.
 template <class T>
 void check_rows() {
@@ -349,6 +380,8 @@ int main(int argc, char** argv) {
 #ifndef FUZZ_EMULATED
     check_rows<float>();
     check_rows<double>();
+    check_products<float>();
+    check_products<double>();
     check_sparse_kernels<float>();
     check_sparse_kernels<double>();
 #endif
