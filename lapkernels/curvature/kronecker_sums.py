@@ -34,7 +34,15 @@ from lapkernels.rules.windows import Window
 LIMIT = 1 << 30
 
 
-@dataclass
+@dataclass(eq=False)
+class Total:
+    """A sum of output factors. Parameters whose columns were always the same own one together."""
+
+    value: Tensor
+    owners: int = 1
+
+
+@dataclass(eq=False)
 class Sums:
     """What has been added up for one parameter, of one ``kind``; None is a sum of nothing yet.
 
@@ -46,9 +54,49 @@ class Sums:
     input_size: tuple[int, ...] | None = None
     entries: Tensor | None = None
     groups: int = 1
-    output: Tensor | None = None
+    output: Total | None = None
     input: Tensor | None = None
     pending: list[Tensor] = field(default_factory=list)
+
+
+@dataclass
+class Latest:
+    """The factor of some columns, to be added to the sums of all parameters that have these.
+
+    ``view`` [V, N, T, O] are the columns, a view of those that were ``given``.
+    """
+
+    given: Tensor
+    view: Tensor
+    value: Tensor
+    sums: list[Sums]
+
+    def serves(self, sums: Sums, given: Tensor, view: Tensor) -> bool:
+        """Whether a parameter has these columns, as a layer's bias has those of its weight.
+
+        One that is already served has them a second time, from another use.
+        """
+        known = self.view
+        same = self.given is given and known.data_ptr() == view.data_ptr()
+        same = same and known.shape == view.shape and known.stride() == view.stride()
+        return same and sums not in self.sums and self.value.shape == sums.output_size
+
+    def add(self) -> None:
+        """Add the value: once, if one sum serves all, or is to from now on."""
+        total, owners = self.sums[0].output, len(self.sums)
+        together = all(sums.output is total for sums in self.sums)
+        if together and total is None:
+            total = Total(self.value, owners)
+            for sums in self.sums:
+                sums.output = total
+        elif together and total is not None and total.owners == owners:
+            total.value += self.value
+        else:
+            for sums in self.sums:
+                known = sums.output
+                sums.output = Total(
+                    self.value.clone() if known is None else known.value + self.value
+                )
 
 
 class KroneckerSums(StepCollector):
@@ -59,7 +107,7 @@ class KroneckerSums(StepCollector):
         self.reduce = reduce
         self.sums: dict[str, Sums] = {}
         self._several: set[str] = set()
-        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._latest: Latest | None = None
 
     def begin(self, one: Pass) -> Pass:
         """Start a batch: sort the uses by kind, add the input factors, which need no columns."""
@@ -127,16 +175,17 @@ class KroneckerSums(StepCollector):
             sums = self.sums[name]
             if sums.pending:
                 total = torch.stack(sums.pending).sum(0).unsqueeze(2)
-                linear = Geometry(groups=sums.groups)
-                sums.output = ops.kronecker_output(total, linear, out=sums.output)
+                value = ops.kronecker_output(total, Geometry(groups=sums.groups))
+                Latest(total, total, value, [sums]).add()
                 sums.pending.clear()
 
     def factors(self, name: str, count: int) -> Factors:
-        """The result for a parameter."""
+        """The result for a parameter; a layer's weight and bias may have one tensor in common."""
+        self._add_latest()
         shape = tuple(self.parameters[name].shape)
         sums, zeros = self.sums.get(name), self.parameters[name].new_zeros
         if sums is not None:
-            output = zeros(sums.output_size) if sums.output is None else sums.output
+            output = zeros(sums.output_size) if sums.output is None else sums.output.value
             inputs = sums.input
             if inputs is None and sums.input_size is not None:
                 inputs = zeros(sums.input_size)
@@ -213,21 +262,24 @@ class KroneckerSums(StepCollector):
             sums.pending.append(features_last(s, geometry).sum(2))
             return
         view = features_last(s, geometry)
-        last = self._last
-        if last is not None and last[0] is given and sums.groups == 1 and _same(last[1], view):
-            sums.output = _added(sums.output, last[2])
+        if self._latest is not None and self._latest.serves(sums, given, view):
+            self._latest.sums.append(sums)
             return
+        self._add_latest()
         value = ops.kronecker_output(s, geometry, reduce=self.reduce)
-        sums.output = _added(sums.output, value)
-        # A layer's bias has the columns of its weight.
-        self._last = (given, view, value) if sums.groups == 1 else None
+        self._latest = Latest(given, view, value, [sums])
+
+    def _add_latest(self) -> None:
+        if self._latest is not None:
+            self._latest.add()
+            self._latest = None
 
     def _add_block(self, sums: Sums, g: Tensor) -> None:
         flat = g.flatten(0, 1)
         if sums.output is None:
-            sums.output = (flat.T @ flat).unsqueeze(0)
+            sums.output = Total((flat.T @ flat).unsqueeze(0))
         else:
-            sums.output[0].addmm_(flat.T, flat)
+            sums.output.value[0].addmm_(flat.T, flat)
 
 
 class Block:
@@ -286,8 +338,3 @@ def _check_size(name: str, rows: int, parameter: Tensor, instead: str) -> None:
 def _added(total: Tensor | None, value: Tensor) -> Tensor:
     """The sum, which shares no memory with the value."""
     return value.clone() if total is None else total.add_(value)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
-    same = a.data_ptr() == b.data_ptr() and a.shape == b.shape
-    return same and a.stride() == b.stride()

@@ -200,7 +200,9 @@ def accumulate(out: Tensor, value: Tensor, decay: float, scale: float) -> Tensor
     """Set ``out <- decay * out + scale * value``; with no decay ``out`` is not read."""
     if decay == 0.0:
         return out.copy_(value * scale)
-    return out.mul_(decay).add_(value, alpha=scale)
+    if decay != 1.0:
+        out.mul_(decay)
+    return out.add_(value, alpha=scale)
 
 
 def check_out(out: Tensor, shape: Sequence[int], like: Tensor) -> None:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import pad_input
+from lapkernels.ops._correlation import is_pointwise, pad_input
 from lapkernels.ops._library import register
 from lapkernels.ops._patches import patches
+from lapkernels.ops._second_moments import moments_by_library
 from lapkernels.ops.geometry import (
     Geometry,
     channels_first,
@@ -79,6 +80,26 @@ def _reference(
     return torch.einsum("rga,rgb->gab", rows, rows)
 
 
+def _library(
+    x: Tensor,
+    output_size: Sequence[int],
+    kernel_size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    transposed: bool,
+    reduce: bool,
+    bias: bool,
+) -> Tensor | None:
+    """For layers whose patches are the positions of the input themselves."""
+    if bias or not is_pointwise(kernel_size, stride, padding, groups):
+        return None
+    if list(x.shape[2:]) != list(output_size) or (reduce and x.shape[2:].numel() > 1):
+        return None
+    return moments_by_library(x.flatten(2))
+
+
 def _shape(
     x: Tensor,
     output_size: Sequence[int],
@@ -103,4 +124,5 @@ _op = register(
     "int[] dilation, int groups, bool transposed, bool reduce, bool bias",
     reference=_reference,
     shape=_shape,
+    library=_library,
 )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops._library import register
+from lapkernels.ops._second_moments import moments_by_library
 from lapkernels.ops.geometry import (
     Geometry,
     channel_count,
@@ -53,6 +54,12 @@ def _reference(s: Tensor, groups: int, reduce: bool) -> Tensor:
     return torch.einsum("vngat,vngbt->gab", rows, rows)
 
 
+def _library(s: Tensor, groups: int, reduce: bool) -> Tensor | None:
+    if groups > 1 or (reduce and s.shape[3:].numel() > 1):
+        return None
+    return moments_by_library(s.flatten(0, 1).flatten(2))
+
+
 def _shape(s: Tensor, groups: int, reduce: bool) -> tuple[int, ...]:
     return (groups, s.shape[2] // groups, s.shape[2] // groups)
 
@@ -62,4 +69,5 @@ _op = register(
     "Tensor s, int groups, bool reduce",
     reference=_reference,
     shape=_shape,
+    library=_library,
 )

@@ -184,6 +184,31 @@ def test_calls_of_a_module_that_get_the_same_columns() -> None:
 
 
 @pytest.mark.parametrize("sharing", SHARINGS)
+def test_weight_and_bias_have_one_factor(sharing: Sharing) -> None:
+    model = nn.Sequential(nn.Conv2d(2, 3, 2), nn.Tanh(), nn.Flatten(), nn.Linear(12, 2)).double()
+    data = torch.randn(2, 4, 2, 3, 3, dtype=torch.float64)
+    found = lk.kron(model, list(data), method="exact", sharing=sharing)
+    alone = lk.kron(model, list(data), method="exact", sharing=sharing, params=["0.bias", "3.bias"])
+    for layer in ("0", "3"):
+        assert found[f"{layer}.weight"].output is found[f"{layer}.bias"].output
+        close(found.dense(f"{layer}.bias"), alone.dense(f"{layer}.bias"))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
+def test_bias_that_some_batches_leave_out(order: tuple[int, ...]) -> None:
+    """What weight and bias had together does not grow by what one of them has alone."""
+    layer = nn.Linear(3, 2, dtype=torch.float64)
+    net = Net(lambda net, x: net.layer(x) if len(x) != 3 else x @ net.layer.weight.T, layer=layer)
+    data = [torch.randn(count, 3, dtype=torch.float64) for count in (2, 3, 4)]
+    batches = [data[k] for k in order]
+    found = lk.kron(net, batches, method="exact")
+    apart = [lk.kron(net, batch, method="exact") for batch in batches]
+    for name in found:
+        parts = torch.stack([one[name].output for one in apart])
+        close(found[name].output, parts.sum(0))
+
+
+@pytest.mark.parametrize("sharing", SHARINGS)
 def test_calls_of_a_conv_at_two_sizes(sharing: Sharing) -> None:
     network = ZOO["conv-twice-at-two-sizes"]
     model, x, _ = made(network)
