@@ -14,6 +14,7 @@ from lapkernels.curvature.autograd_walk import autograd_columns
 from lapkernels.curvature.budget import column_chunks, default_budget
 from lapkernels.curvature.contents import Contents, Parameters, check_mode, parameters_of, plain
 from lapkernels.curvature.errors import Refused, SamplesLost
+from lapkernels.curvature.freed_memory import keep_freed_memory
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Subject, record
@@ -91,6 +92,7 @@ def passes(
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
     if memory_budget is not None and memory_budget < 1:
         raise ValueError(f"memory_budget={memory_budget} must be a positive number of bytes")
+    keep_freed_memory()
     contents = Contents.of(plain(model))
     chosen = parameters_of(contents, params)
     check_mode(contents)

@@ -20,6 +20,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.freed_memory import keep_freed_memory
 from lapkernels.curvature.selection import Batch
 from lapkernels.ops import squared_gradient_sum
 from lapkernels.variational.difference import fit_by_difference
@@ -67,7 +68,7 @@ class VariationalLaplace(MeanField):
         self.curvature, self.route, self.step = curvature, route, step
         _warn_of_kinks(self.model)
         if route == "exact":
-            _keep_freed_memory()
+            keep_freed_memory()
 
     def fit(self, batch: Batch) -> Tensor:
         """-log p(y | x, μ) + ½ sum σ² g̃²."""
@@ -112,15 +113,6 @@ class VariationalLaplace(MeanField):
     @torch.no_grad()
     def _labels(self, f: Tensor, batch: Batch) -> Tensor:
         return self.likelihood.sample(f, self.generator, batch.target)
-
-
-def _keep_freed_memory() -> None:
-    """Free one block of nearly 32 MB, never touched, from which glibc learns to keep what is freed.
-
-    It gives memory back to the system from twice the largest block freed so far, counted up to
-    32 MB. An exact step frees more than an ordinary one, and the next would pay for fresh pages.
-    """
-    torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")
 
 
 def _warn_of_kinks(model: nn.Module) -> None:

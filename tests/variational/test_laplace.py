@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-import subprocess
-import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -262,27 +259,3 @@ def test_bad_options_are_named(options: dict[str, Any], message: str) -> None:
     given = {"data_size": 5, **options}
     with pytest.raises(ValueError, match=message):
         VariationalLaplace(dense(2, 2, 2), "gaussian", **given)
-
-
-FAULTS = """
-import resource, sys, torch
-from lapkernels.variational import VariationalLaplace
-VariationalLaplace(torch.nn.Linear(1, 1), "gaussian", 1, route=sys.argv[1])
-for _ in range(3):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    kept = [torch.ones(250_000) for _ in range(40)]
-    del kept
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep other amounts")
-def test_exact_steps_use_memory_again() -> None:
-    """Forty tensors of a megabyte, again and again: else 10,000 pages are asked for anew."""
-    faults = {}
-    for route in ("exact", "difference"):
-        done = subprocess.run(
-            [sys.executable, "-c", FAULTS, route], capture_output=True, text=True, check=True
-        )
-        faults[route] = int(done.stdout)
-    assert faults["exact"] < faults["difference"] / 4

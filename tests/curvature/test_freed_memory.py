@@ -1,0 +1,40 @@
+"""Memory that one call frees serves the next."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import resource, torch
+import lapkernels as lk
+{first}
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    kept = [torch.ones(250_000) for _ in range(40)]
+    del kept
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+LAYER = "torch.nn.Linear(1, 1)"
+CALLS = [
+    f"lk.diag({LAYER}, torch.ones(1, 1))",
+    f"lk.kron({LAYER}, torch.ones(1, 1))",
+    f"lk.VariationalLaplace({LAYER}, 'gaussian', 1, route='exact')",
+]
+
+
+def _faults(first: str) -> int:
+    command = [sys.executable, "-c", FAULTS.format(first=first)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep other amounts")
+def test_pages_are_used_again() -> None:
+    """Forty tensors of a megabyte, again and again: else 10,000 pages are asked for anew."""
+    without = _faults("")
+    for call in CALLS:
+        assert _faults(call) < without / 4, call
