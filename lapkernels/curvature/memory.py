@@ -68,7 +68,10 @@ class Memory:
 
 def version_of(tensor: Tensor) -> int:
     """Changes with every write; those made in inference mode count none."""
-    return -1 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return -1
 
 
 def _address(tensor: Tensor) -> int:

@@ -26,7 +26,7 @@ from lapkernels.curvature.memory import version_of
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Start, Subject, record, run
-from lapkernels.curvature.trace import Calls, repeats
+from lapkernels.curvature.trace import Calls, filled, repeats
 from lapkernels.curvature.watch import Watch
 
 # A pass starts while its caller still holds the one before, so two templates take turns.
@@ -153,7 +153,7 @@ class Replay(Watch):
 
     def __init__(self, calls: Calls, given: Sequence[Tensor], graph: bool) -> None:
         super().__init__()
-        self._graph = graph
+        self._detach = any(tensor.requires_grad for tensor in given)
         self._questions = QUESTIONS if graph else QUESTIONS_WITHOUT_GRAPH
         self._steps = iter(calls.steps)
         self._order, self._output = calls.numbers, calls.output
@@ -182,12 +182,11 @@ class Replay(Watch):
             or not repeats(tuple(kwargs.values()), step.values, numbers)
         ):
             self.fail()
-        function = step.function
-        with torch.set_grad_enabled(self._graph and step.grad):
-            if function.run is None:
-                outputs = (func(*args, **kwargs),)
-            else:
-                outputs = function.run(*(function.arguments(*args, **kwargs) or ()))
+        run = step.function.run
+        if run is None:
+            outputs = (func(*args, **kwargs),)
+        else:
+            outputs = run(*[filled(one, tensors) for one in step.given])
         if step.returned is not None:
             if outputs[0] is not tensors[step.returned]:
                 self.fail()
@@ -205,7 +204,7 @@ class Replay(Watch):
             tensors.append(out)
             self._versions.append(version_of(out))
         for kept, index in step.kept:
-            kept.tensor = tensors[index].detach() if self._graph else tensors[index]
+            kept.tensor = tensors[index].detach() if self._detach else tensors[index]
         return outputs[0]
 
     def is_complete(self, output: Tensor) -> bool:

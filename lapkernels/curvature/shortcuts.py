@@ -95,7 +95,8 @@ class Shortcuts(Watch):
         numbers = self._numbers
         if self._steps is not None:
             names, rest = tuple(kwargs), numbered(tuple(kwargs.values()), numbers)
-            call = (func, function, numbered(args, numbers), names, rest, grad)
+            own = tuple([numbered(one, numbers) for one in given])
+            call = (func, function, numbered(args, numbers), names, rest, own, grad)
             kinds = [(one.shape, one.dtype) for one in outputs]
             place = None if returned is None else numbers[id(out)].index
             self._steps.append(Step(*call, kinds, [], place))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -61,9 +61,21 @@ def numbered(value: Any, numbers: Mapping[int, Number]) -> Any:
     kind = type(value)
     if kind is Tensor:
         return numbers[id(value)]
-    if kind is tuple or kind is list:
-        return kind([numbered(one, numbers) for one in value])
+    if kind is list:
+        return [numbered(one, numbers) for one in value]
+    if kind is tuple:
+        made = tuple([numbered(one, numbers) for one in value])
+        # A tuple without tensors or lists stays the one it is, to be known at a glance.
+        return value if all(one is other for one, other in zip(made, value, strict=True)) else made
     return value
+
+
+def filled(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """Arguments with tensors in the place of their numbers."""
+    kind = type(value)
+    if kind is Number:
+        return tensors[value.index]
+    return [filled(one, tensors) for one in value] if kind is list else value
 
 
 def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
@@ -71,6 +83,8 @@ def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
     kind = type(value)
     if kind is Tensor:
         return known is not None and numbers.get(id(value)) is known
+    if value is known and kind is not list:
+        return True
     if kind is tuple or kind is list:
         if type(known) is not kind or len(known) != len(value):
             return False
@@ -85,8 +99,9 @@ def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
 class Step:
     """A call of a function of torch: what it was given, and the kinds of its results.
 
-    Keywords have ``names`` and ``values``. ``kept`` pairs what a rule keeps with the index of that
-    tensor, and ``returned`` is the index of the operand that was returned itself, if one was.
+    Keywords have ``names`` and ``values``; ``given`` are the arguments of the function's op.
+    ``kept`` pairs what a rule keeps with the index of that tensor, and ``returned`` is the index of
+    the operand that was returned itself, if one was.
     """
 
     func: Any
@@ -94,6 +109,7 @@ class Step:
     args: Any
     names: tuple[str, ...]
     values: Any
+    given: tuple[Any, ...]
     grad: bool
     kinds: list[tuple[torch.Size, torch.dtype]]
     kept: list[tuple[Kept, int]]
