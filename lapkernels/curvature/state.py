@@ -93,9 +93,13 @@ def fingerprint(parameters: Mapping[str, Tensor]) -> str:
     digest = hashlib.sha256("".join(kinds).encode())
     parts: list[Tensor] = []
     for parameter in parameters.values():
-        flat, step = parameter, max(1, parameter.numel() // FINGERPRINT_VALUES)
-        flat = flat.reshape(-1) if flat.dim() != 1 else flat
-        parts.append(flat[::step] if step > 1 else flat)
+        size = parameter.numel()
+        step = max(1, size // FINGERPRINT_VALUES)
+        if parameter.is_contiguous():
+            count, offset = -(-size // step), parameter.storage_offset()
+            parts.append(parameter.as_strided((count,), (step,), offset))
+        else:
+            parts.append(parameter.reshape(-1)[::step])
     if len({part.device for part in parts}) > 1:
         parts = [part.cpu() for part in parts]
     if parts:
