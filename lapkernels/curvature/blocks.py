@@ -29,7 +29,7 @@ from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.explain import explanation
 from lapkernels.curvature.joint import LIMIT, JointBlocks, check_limit
 from lapkernels.curvature.kronecker import same_entries
-from lapkernels.curvature.parameter_uses import ParameterUses, matrix_entries, matrix_shape
+from lapkernels.curvature.parameter_uses import matrix_entries, matrix_shape, parameter_uses
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
@@ -155,7 +155,7 @@ class EntryBlocks(Collector):
         """Find the neurons of this batch's weights."""
         if self.by != "neuron":
             return one
-        for name, shares in ParameterUses.of(one.plan).direct.items():
+        for name, shares in parameter_uses(one.plan).direct.items():
             parameter = self.parameters[name]
             found = [
                 _neurons(s, parameter) for s in shares.values() if isinstance(s.use, WeightUse)

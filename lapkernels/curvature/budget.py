@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from lapkernels.curvature.plan import Plan, Section
+from lapkernels.curvature.plan import Plan, Section, once_per_plan
 from lapkernels.curvature.trace import Value
 from lapkernels.rules.affine import linear_matrix
 
@@ -13,6 +13,7 @@ from lapkernels.rules.affine import linear_matrix
 CACHE = 3 << 21
 
 
+@once_per_plan
 def widest(plan: Plan, section: Section | None = None, shared: int = 0) -> int:
     """Most numbers that one column has alive at a time on its way back.
 

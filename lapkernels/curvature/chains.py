@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lapkernels.curvature.plan import Plan
+from lapkernels.curvature.plan import Plan, once_per_plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.ops import ChainLayer, ChainSums, can_chain, layer_chain
 from lapkernels.ops.conv_input import library_is_faster
@@ -105,14 +105,9 @@ class Chain:
                     found(name, value)
 
 
+@once_per_plan
 def chains(plan: Plan) -> dict[int, Chain]:
     """By the position of its last layer, every chain of a plan."""
-    if "chains" not in plan.memo:
-        plan.memo["chains"] = _chains(plan)
-    return plan.memo["chains"]
-
-
-def _chains(plan: Plan) -> dict[int, Chain]:
     readers = {id(plan.trace.output): 1}
     makers: dict[int, int] = {}
     for position, node in enumerate(plan.sample_nodes):

@@ -12,7 +12,7 @@ from itertools import accumulate
 from math import inf, prod
 
 from lapkernels.curvature.local import Layout, most_pixels, tile_count
-from lapkernels.curvature.plan import Plan, Section
+from lapkernels.curvature.plan import Plan, Section, once_per_plan
 from lapkernels.curvature.trace import Value
 from lapkernels.rules import WeightUse
 from lapkernels.rules.affine import linear_matrix
@@ -50,6 +50,7 @@ def decomposition(columns: int, features: int) -> float:
     return columns * features * (1.5 * features + 250)
 
 
+@once_per_plan
 def products(plan: Plan, position: int) -> tuple[float, float]:
     """Multiply-adds of one column at a node: pulled back, and squared into the parameters."""
     node = plan.sample_nodes[position]
@@ -99,6 +100,7 @@ def window_share(value: Value, layout: Layout | None) -> float:
     return 1.0 if place is None else prod(place.width) / prod(value.shape[2:])
 
 
+@once_per_plan
 def shared_layers(plan: Plan, section: Section) -> tuple[set[int], int | None]:
     """Nodes that columns shared by all samples pass once, and the layer that ends the sharing."""
     at, once = id(section.entry), set()

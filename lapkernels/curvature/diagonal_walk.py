@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapkernels.curvature.chains import Found, chains
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.plan import Plan, Share, Step
+from lapkernels.curvature.plan import Plan, Share, Step, once_per_plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import accumulate, naming
 from lapkernels.rules import Use
@@ -195,14 +195,9 @@ def _pull(
     return [part if want else None for part, want in zip(parts, wanted, strict=True)]
 
 
+@once_per_plan
 def _activations(plan: Plan) -> dict[int, Node]:
     """By the position of a layer: the activation that made its input, for this layer alone."""
-    if "activations" not in plan.memo:
-        plan.memo["activations"] = _found_activations(plan)
-    return plan.memo["activations"]
-
-
-def _found_activations(plan: Plan) -> dict[int, Node]:
     readers = {id(plan.trace.output): 1}
     makers: dict[int, Node] = {}
     found: dict[int, Node] = {}

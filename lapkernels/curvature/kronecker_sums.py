@@ -19,6 +19,7 @@ from lapkernels.curvature.parameter_uses import (
     features_last,
     matrix_entries,
     matrix_shape,
+    parameter_uses,
     token_columns,
     token_indices,
     tokens_read,
@@ -28,6 +29,7 @@ from lapkernels.curvature.plan import Share
 from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
+from lapkernels.rules.shared import Scaled, reads_once
 from lapkernels.rules.windows import Window
 
 # Bytes that one factor may have where it is as large as a parameter squared.
@@ -111,7 +113,7 @@ class KroneckerSums(StepCollector):
 
     def begin(self, one: Pass) -> Pass:
         """Start a batch: sort the uses by kind, add the input factors, which need no columns."""
-        uses = ParameterUses.of(one.plan)
+        uses = parameter_uses(one.plan)
         shares: dict[Place, Share] = {}
         self._several = set()
         for name in self.parameters:
@@ -133,7 +135,9 @@ class KroneckerSums(StepCollector):
             elif kind is EmbeddingUse:
                 tables = [u for u in all_uses if isinstance(u, EmbeddingUse)]
                 self._add_embedding_input(name, tables)
-        plan = replace(one, plan=replace(one.plan, shares=shares))
+        # Other shares than the plan's own, so what is found out about them lies apart.
+        memo = one.plan.memo.setdefault("factors", {})
+        plan = replace(one, plan=replace(one.plan, shares=shares, memo=memo))
         return SteppedPass.of(plan) if self.reduce and self._several else plan
 
     def share(self, share: Share, s: Tensor) -> None:
@@ -148,6 +152,16 @@ class KroneckerSums(StepCollector):
         else:
             assert isinstance(use, ScaleUse)
             self._add_output(share.name, added_positions(use, s), Geometry(), s)
+
+    def scaled(self, share: Share, columns: Scaled) -> None:
+        sums, rows, factor = self.sums[share.name], columns.rows, columns.factor
+        once = reads_once(share.use, rows.shape[1]) and share.name not in self._several
+        if sums.kind is Block or not once:
+            super().scaled(share, columns)
+        elif not self._is_served(sums, rows, rows):
+            # sum_{v,n} s sᵀ, entry by entry.
+            value = (rows.T @ rows).mul_(factor.T @ factor).unsqueeze(0)
+            self._latest = Latest(rows, rows, value, [sums])
 
     def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
         use, ones = share.use, (1,) * len(size)
@@ -262,12 +276,21 @@ class KroneckerSums(StepCollector):
             sums.pending.append(features_last(s, geometry).sum(2))
             return
         view = features_last(s, geometry)
+        if not self._is_served(sums, given, view):
+            count = s.shape[1]
+            # Columns that are the same for all samples are multiplied once.
+            once = count > 1 and s.stride(1) == 0
+            own, scale = (s[:, :1], float(count)) if once else (s, 1.0)
+            value = ops.kronecker_output(own, geometry, reduce=self.reduce, scale=scale)
+            self._latest = Latest(given, view, value, [sums])
+
+    def _is_served(self, sums: Sums, given: Tensor, view: Tensor) -> bool:
+        """Whether the latest factor is of these columns; if not, it is complete and added."""
         if self._latest is not None and self._latest.serves(sums, given, view):
             self._latest.sums.append(sums)
-            return
+            return True
         self._add_latest()
-        value = ops.kronecker_output(s, geometry, reduce=self.reduce)
-        self._latest = Latest(given, view, value, [sums])
+        return False
 
     def _add_latest(self) -> None:
         if self._latest is not None:

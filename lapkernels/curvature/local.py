@@ -16,7 +16,7 @@ from math import prod
 
 from torch import Tensor
 
-from lapkernels.curvature.plan import Plan, Section
+from lapkernels.curvature.plan import Plan, Section, once_per_plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.curvature.walk import Collector, accumulate, hand_out, naming, pull_weights
 from lapkernels.rules.affine import Convolution
@@ -111,6 +111,11 @@ def _joined(places: dict[int, Place | None], value: Value, below: Place | None) 
     return None if both.covers(value.shape[2:]) else both
 
 
+@once_per_plan
+def _layout(plan: Plan, section: Section, residue: tuple[int, ...]) -> Layout:
+    return Layout.of(plan, section, residue)
+
+
 @dataclass(frozen=True)
 class Tile:
     """The pixels residue + multiple * (corner + q) for the q of lanes."""
@@ -143,6 +148,7 @@ def tile_count(size: Sequence[int], multiple: Sequence[int], most: int) -> int:
     return prod(map(min, multiple, size)) * -(-each // most)
 
 
+@once_per_plan
 def local_layout(plan: Plan, section: Section) -> Layout | None:
     """The layout, if the entry of a section is an image for each sample and windows are smaller."""
     where = section.entry.samples
@@ -195,7 +201,6 @@ class LocalWalks:
 
     def __init__(self, plan: Plan, section: Section) -> None:
         self.plan, self.section = plan, section
-        self._layouts: dict[tuple[int, ...], Layout] = {}
         # The derivatives of activations are kept from tile to tile.
         self._cache: dict[int, list[Tensor | None]] = {}
         self._fused = _fused(plan, section)
@@ -211,9 +216,7 @@ class LocalWalks:
 
         ``ended`` gets the sum of their squares at each end of the section.
         """
-        if tile.residue not in self._layouts:
-            self._layouts[tile.residue] = Layout.of(self.plan, self.section, tile.residue)
-        layout = self._layouts[tile.residue]
+        layout = _layout(self.plan, self.section, tile.residue)
         walk = _Walk(self.plan, layout, tile, self._cache, self._fused, self.section.ends)
         walk.start(self.section.entry, s)
         for position in reversed(range(self.section.first, self.section.last)):
@@ -227,6 +230,7 @@ class LocalWalks:
         return None if self.section.exit is None else walk.at(self.section.exit)
 
 
+@once_per_plan
 def _fused(plan: Plan, section: Section) -> dict[int, int]:
     """Convolutions whose operand comes from a pointwise op that no one else reads: both at once."""
     nodes = plan.sample_nodes

@@ -12,7 +12,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.plan import Plan, Share, Step
+from lapkernels.curvature.plan import Plan, Share, Step, once_per_plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
@@ -33,25 +33,26 @@ class ParameterUses:
     products: dict[str, str] = field(default_factory=dict)
     others: set[str] = field(default_factory=set)
 
-    @classmethod
-    def of(cls, plan: Plan) -> ParameterUses:
-        """Follow every weight of a plan back to its parameters."""
-        makers = {id(value): node for node in plan.weight_nodes for value in node.outputs}
-        found = cls()
-        for position, node in enumerate(plan.sample_nodes):
-            for index, use in node.rule.uses.items():
-                value, chain = _moved(node.inputs[index], makers)
-                if value.parameter is None:
-                    names = _behind(value, makers)
-                    if isinstance(use, WeightUse | EmbeddingUse):
-                        maker = makers.get(id(value), node)
-                        found.products.update({name: maker.where for name in names})
-                    else:
-                        found.others.update(names)
+
+@once_per_plan
+def parameter_uses(plan: Plan) -> ParameterUses:
+    """Follow every weight of a plan back to its parameters."""
+    makers = {id(value): node for node in plan.weight_nodes for value in node.outputs}
+    found = ParameterUses()
+    for position, node in enumerate(plan.sample_nodes):
+        for index, use in node.rule.uses.items():
+            value, chain = _moved(node.inputs[index], makers)
+            if value.parameter is None:
+                names = _behind(value, makers)
+                if isinstance(use, WeightUse | EmbeddingUse):
+                    maker = makers.get(id(value), node)
+                    found.products.update({name: maker.where for name in names})
                 else:
-                    share = Share(value.parameter, node.path, use, chain)
-                    found.direct.setdefault(value.parameter, {})[position, index] = share
-        return found
+                    found.others.update(names)
+            else:
+                share = Share(value.parameter, node.path, use, chain)
+                found.direct.setdefault(value.parameter, {})[position, index] = share
+    return found
 
 
 def _moved(value: Value, makers: dict[int, Node]) -> tuple[Value, tuple[Step, ...]]:

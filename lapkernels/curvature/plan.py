@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from torch import Tensor
 
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Use
 from lapkernels.rules.affine import linear_matrix
+from lapkernels.rules.choices import is_any_forced
 from lapkernels.rules.elementwise import Elementwise, FromOutput
 from lapkernels.rules.shape import Movement
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ class Plan:
     # Activations of a linear layer's result that no one else reads, with the layer's node.
     scalings: dict[int, int] = field(default_factory=dict)
     # What others found out about the nodes, for passes that repeat this one too.
-    memo: dict[str, Any] = field(default_factory=dict)
+    memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Trace) -> Plan:
@@ -184,3 +190,18 @@ class Section:
     def whole(cls, plan: Plan) -> Section:
         """From the output to the parameters."""
         return cls(0, len(plan.sample_nodes), plan.trace.output)
+
+
+def once_per_plan(find: Callable[Concatenate[Plan, P], R]) -> Callable[Concatenate[Plan, P], R]:
+    """A function of a plan's nodes and of numbers, found out once for all passes that repeat it."""
+
+    @wraps(find)
+    def look_up(plan: Plan, /, *args: P.args, **options: P.kwargs) -> R:
+        if is_any_forced():
+            return find(plan, *args, **options)
+        key = (find, args, *options.items())
+        if key not in plan.memo:
+            plan.memo[key] = find(plan, *args, **options)
+        return plan.memo[key]
+
+    return look_up

@@ -17,7 +17,7 @@ from torch import Tensor
 from lapkernels.curvature.budget import column_chunks, default_budget
 from lapkernels.curvature.cost import Cut, Way, chosen_way
 from lapkernels.curvature.local import local_layout, pull_local
-from lapkernels.curvature.plan import Plan, Section
+from lapkernels.curvature.plan import Plan, Section, once_per_plan
 from lapkernels.curvature.trace import Value
 from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
@@ -25,6 +25,7 @@ from lapkernels.rules import Samples
 from lapkernels.rules.shared import is_shared, joined
 
 
+@once_per_plan
 def cuts(plan: Plan) -> list[Cut]:
     """All cuts, from the output on."""
     live = {id(plan.trace.output)}
@@ -85,14 +86,13 @@ def pull_compressed(plan: Plan, columns: Columns, collector: Collector, budget: 
 
 def way_of(plan: Plan, columns: Columns, images: bool, budget: int) -> Way:
     """The cheapest way back for these columns, which may start at pixels of ``images``."""
-    return chosen_way(
-        plan,
-        cuts(plan),
-        columns.count,
-        layout=local_layout(plan, Section.whole(plan)) if images else None,
-        shared=columns.shared,
-        budget=budget,
-    )
+    return _way(plan, columns.count, columns.shared, images, budget)
+
+
+@once_per_plan
+def _way(plan: Plan, count: int, shared: bool, images: bool, budget: int) -> Way:
+    layout = local_layout(plan, Section.whole(plan)) if images else None
+    return chosen_way(plan, cuts(plan), count, layout=layout, shared=shared, budget=budget)
 
 
 def at_pixels(local: Tensor, where: tuple[slice, ...]) -> Tensor:

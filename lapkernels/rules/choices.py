@@ -45,6 +45,11 @@ def choice(kind: Choice) -> bool | None:
     return (_forced.get() or {}).get(kind)
 
 
+def is_any_forced() -> bool:
+    """Whether what is chosen may be another way than the cheapest."""
+    return bool(_forced.get())
+
+
 def skips_zeros(s: Tensor, geometry: Geometry) -> bool:
     """Whether zeros that columns ``s`` [V, N, O, *out] share are skipped in a layer."""
     wanted = choice("sparse")
