@@ -29,6 +29,7 @@ from lapkernels.curvature.plan import Share
 from lapkernels.curvature.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
+from lapkernels.rules.affine import LINEAR
 from lapkernels.rules.shared import Scaled, reads_once
 from lapkernels.rules.windows import Window
 
@@ -78,9 +79,8 @@ class Latest:
 
         One that is already served has them a second time, from another use.
         """
-        known = self.view
-        same = self.given is given and known.data_ptr() == view.data_ptr()
-        same = same and known.shape == view.shape and known.stride() == view.stride()
+        same = self.given is given and self.view.data_ptr() == view.data_ptr()
+        same = same and _strides(self.view) == _strides(view)
         return same and sums not in self.sums and self.value.shape == sums.output_size
 
     def add(self) -> None:
@@ -148,10 +148,10 @@ class KroneckerSums(StepCollector):
         elif isinstance(use, WeightUse):
             self._add_output(share.name, use.arrange(s), use.geometry, s)
         elif isinstance(use, EmbeddingUse):
-            self._add_output(share.name, token_columns(use, s), Geometry(), s)
+            self._add_output(share.name, token_columns(use, s), LINEAR, s)
         else:
             assert isinstance(use, ScaleUse)
-            self._add_output(share.name, added_positions(use, s), Geometry(), s)
+            self._add_output(share.name, added_positions(use, s), LINEAR, s)
 
     def scaled(self, share: Share, columns: Scaled) -> None:
         sums, rows, factor = self.sums[share.name], columns.rows, columns.factor
@@ -361,3 +361,8 @@ def _check_size(name: str, rows: int, parameter: Tensor, instead: str) -> None:
 def _added(total: Tensor | None, value: Tensor) -> Tensor:
     """The sum, which shares no memory with the value."""
     return value.clone() if total is None else total.add_(value)
+
+
+def _strides(x: Tensor) -> list[tuple[int, int]]:
+    """Sizes and strides that say where entries lie; those of a single entry say nothing."""
+    return [pair if pair[0] > 1 else (1, 0) for pair in zip(x.shape, x.stride(), strict=True)]
