@@ -32,9 +32,14 @@ class Eigenbasis:
     values: Tensor
 
     @classmethod
-    def of(cls, factors: Factors, name: str) -> Eigenbasis:
-        """Of the block B ⊗ A of a parameter: its eigenvectors, and products of eigenvalues."""
-        values, output = eigen(factors.output, f"the Kronecker factor B of {name}")
+    def of(cls, factors: Factors, name: str, known: dict[int, tuple[Tensor, Tensor]]) -> Eigenbasis:
+        """Of the block B ⊗ A of a parameter: its eigenvectors, and products of eigenvalues.
+
+        ``known`` has decompositions by the identity of B, which a weight and a bias may share.
+        """
+        if id(factors.output) not in known:
+            known[id(factors.output)] = eigen(factors.output, f"the Kronecker factor B of {name}")
+        values, output = known[id(factors.output)]
         inputs = factors.input
         if inputs is None:
             return cls(factors, output, None, values.unsqueeze(2))
@@ -90,8 +95,9 @@ def eigenbases(found: Mapping[str, Factors]) -> dict[str, Eigenbasis]:
     own = [rank == together.rank for rank in shared_out(costs, together.size)]
 
     def decomposed() -> dict[str, tuple[Tensor, Tensor | None, Tensor]]:
+        known: dict[int, tuple[Tensor, Tensor]] = {}
         bases = [
-            (name, Eigenbasis.of(factors, name))
+            (name, Eigenbasis.of(factors, name, known))
             for mine, (name, factors) in zip(own, found.items(), strict=True)
             if mine
         ]

@@ -115,7 +115,12 @@ class Kronecker(ByName[Factors]):
     def merge(self, other: Kronecker) -> Kronecker:
         """The factors of both data sets together, exactly those of one pass over both."""
         summary = self.summary.merged(other.summary)
-        factors = {name: one.merge(other[name]) for name, one in self.items()}
+        factors: dict[str, Factors] = {}
+        # What a weight and a bias have in common on both sides they have in common.
+        sums: dict[tuple[int, int], Tensor] = {}
+        for name, one in self.items():
+            merged, key = one.merge(other[name]), (id(one.output), id(other[name].output))
+            factors[name] = replace(merged, output=sums.setdefault(key, merged.output))
         return Kronecker(factors, summary)
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.curvature.eigenbasis import eigenbases
 from tests.curvature import oracle
 from tests.curvature.zoo import ZOO, Net, Network, params
 
@@ -192,6 +193,14 @@ def test_weight_and_bias_have_one_factor(sharing: Sharing) -> None:
     for layer in ("0", "3"):
         assert found[f"{layer}.weight"].output is found[f"{layer}.bias"].output
         close(found.dense(f"{layer}.bias"), alone.dense(f"{layer}.bias"))
+    merged = found.merge(found)
+    bases = eigenbases(merged)
+    for layer in ("0", "3"):
+        weight, bias = f"{layer}.weight", f"{layer}.bias"
+        assert merged[weight].output is merged[bias].output
+        assert bases[weight].output is bases[bias].output
+        close(bases[bias].dense(), 2 * found.dense(bias))
+        close(bases[weight].dense(), 2 * found.dense(weight))
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
