@@ -26,6 +26,12 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     yield from _backend(request.param)
 
 
+@pytest.fixture(params=["reference", "cpp"])
+def kernel(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The reference and the compiled kernels, for ops that torch's library never serves."""
+    yield from _backend(request.param)
+
+
 @pytest.fixture(params=["reference", "cpp", "triton", "auto"])
 def every_backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The same with Triton's interpreter, for ops that run few programs."""

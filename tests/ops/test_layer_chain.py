@@ -78,7 +78,7 @@ def exact(
 @pytest.mark.parametrize("name", CHAINS)
 @pytest.mark.parametrize("activation", ["identity", "given", "relu"])
 @pytest.mark.parametrize("gradient", [False, True])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_small_integers(name: str, activation: str, gradient: bool, dtype: torch.dtype) -> None:
     layers, m = chain(name, dtype, activation)
     g = draw(6, m.shape, dtype) if gradient else None
@@ -97,7 +97,7 @@ def test_small_integers(name: str, activation: str, gradient: bool, dtype: torch
 
 @pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if name != "identity"])
 @pytest.mark.parametrize("name", ["linear", "conv2d"])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_every_activation(name: str, activation: str, dtype: torch.dtype) -> None:
     layers, m = chain(name, dtype, activation)
     g = draw(6, m.shape, dtype)
@@ -109,7 +109,7 @@ def test_every_activation(name: str, activation: str, dtype: torch.dtype) -> Non
         torch.testing.assert_close(found.double(), known, rtol=0, atol=1e3 * eps * scale)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_equals_autograd() -> None:
     """The gradient of a network, and its diagonal by squared weights and inputs."""
     layers, m = chain("conv2d", torch.float64, "identity")
@@ -139,7 +139,7 @@ def test_equals_autograd() -> None:
         torch.testing.assert_close(found / 40**k, wanted)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_samples_that_are_the_same() -> None:
     layers, m = chain("linear", torch.float64, "given")
     same = m[:1].expand(SAMPLES, -1)
@@ -150,7 +150,7 @@ def test_samples_that_are_the_same() -> None:
         assert_same(mine, known)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_memory_formats() -> None:
     layers, m = chain("conv2d", torch.float64, "given")
 
@@ -163,7 +163,7 @@ def test_memory_formats() -> None:
         assert_same(mine, known)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_only_what_is_wanted() -> None:
     layers, m = chain("conv2d", torch.float64, "relu")
     layers = [

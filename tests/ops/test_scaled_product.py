@@ -52,7 +52,7 @@ def draw(size: tuple[int, int, int, int], kind: str, dtype: torch.dtype) -> list
 
 @pytest.mark.parametrize("size", [*SIZES, *EMPTY])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_equals_brute_force(size: tuple[int, int, int, int], kind: str, dtype: torch.dtype) -> None:
     given = draw(size, kind, dtype)
     terms = torch.finfo(dtype).eps * (size[2] + 4)
@@ -61,7 +61,7 @@ def test_equals_brute_force(size: tuple[int, int, int, int], kind: str, dtype: t
     assert_within(scaled_product(*given), wanted, terms * magnitude, empty=empty)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_integers_are_exact_in_any_layout(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     whole = partial(torch.randint, -3, 4)
@@ -90,7 +90,7 @@ def test_same_bits_for_any_number_of_threads() -> None:
     assert all(torch.equal(found[0], one) for one in found)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_a_sample_that_is_not_finite_stays_alone() -> None:
     rows, factor, weight = draw((20, 3, 15, 30), "dense", torch.float32)
     factor[1, 4] = torch.nan
@@ -99,7 +99,7 @@ def test_a_sample_that_is_not_finite_stays_alone() -> None:
     assert bool(found[:, [0, 2]].isfinite().all())
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_gradients() -> None:
     given = [x.requires_grad_() for x in draw((3, 2, 4, 5), "dense", torch.float64)]
     assert gradcheck(scaled_product, given)

@@ -29,7 +29,7 @@ def dense(case: Case, s: Tensor, weight: Tensor) -> Tensor:
 
 @over([*RANDOM, *FEW])
 @SHARED
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_equals_the_sum_over_all(case: Case, shared: bool) -> None:
     s, _, weight = case.draw(shared=shared)
     wanted = dense(case, s, weight)
@@ -48,7 +48,7 @@ def test_is_exact_on_integers(case: Case, dtype: torch.dtype) -> None:
 
 @over(FEW)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_any_memory_format(case: Case, layout: str) -> None:
     s, _, weight = case.draw(torch.float32, integers=True)
     wanted = dense(case, s, weight)
@@ -61,7 +61,7 @@ def test_any_memory_format(case: Case, layout: str) -> None:
 
 @over(FEW)
 @pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_accumulates_anywhere(case: Case, buffer: str, dtype: torch.dtype) -> None:
     s, _, weight = case.draw(dtype, integers=True)
     value = dense(case, s, weight)
@@ -103,7 +103,7 @@ def test_bad_entry_stays_in_its_patch(case: Case) -> None:
     assert torch.equal(found.isnan(), dense(case, bad, torch.ones_like(weight)) != 0)
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_nothing_to_pull() -> None:
     case = FEW[0]
     s, _, weight = case.draw()
@@ -135,14 +135,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_wrong_argument_is_named(what: str) -> None:
     call, message = WRONG[what]
     with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_gradient() -> None:
     case = conv(2, 2, 4, 2, 2, 2, 0.5, padding=1)
     s, _, weight = (entry.requires_grad_() for entry in case.draw())

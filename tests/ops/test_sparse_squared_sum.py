@@ -17,7 +17,7 @@ SHARED = pytest.mark.parametrize("shared", [True, False], ids=["shared", "own"])
 
 @over([*RANDOM, *FEW])
 @SHARED
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_equals_the_sum_over_all(case: Case, shared: bool) -> None:
     s, x, _ = case.draw(shared=shared)
     wanted = jacobian_squared_sum(s, x, case.geometry)
@@ -52,7 +52,7 @@ def test_padding_modes(case: Case, mode: str) -> None:
 
 @over(FEW)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_any_memory_format(case: Case, layout: str) -> None:
     s, x, _ = case.draw(torch.float32, integers=True)
     wanted = jacobian_squared_sum(s, x, case.geometry)
@@ -66,7 +66,7 @@ def test_any_memory_format(case: Case, layout: str) -> None:
 
 @over(FEW)
 @pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_accumulates_anywhere(case: Case, buffer: str, dtype: torch.dtype) -> None:
     s, x, weight = case.draw(dtype, integers=True)
     value = jacobian_squared_sum(s, x, case.geometry)
@@ -94,7 +94,7 @@ def test_threads_give_the_same_bits(case: Case) -> None:
     assert torch.equal(results[0], results[2])
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_nothing_to_sum() -> None:
     case = FEW[0]
     s, x, weight = case.draw()
@@ -124,14 +124,14 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_wrong_argument_is_named(what: str) -> None:
     call, message = WRONG[what]
     with pytest.raises((ValueError, TypeError), match=message):
         call()
 
 
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_gradient() -> None:
     case = conv(2, 2, 4, 2, 2, 2, 0.5, padding=1)
     s, x, _ = (entry.requires_grad_() for entry in case.draw())

@@ -36,7 +36,7 @@ def run(case: Case, transposed: bool, s: Tensor, weight: Tensor, factor: Tensor 
 
 @over(CASES)
 @KINDS
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_equals_brute_force(case: Case, transposed: bool, dtype: torch.dtype) -> None:
     s, weight, factor = pulled(case, transposed, dtype)
     for scale in (None, factor):
@@ -50,7 +50,7 @@ def test_equals_brute_force(case: Case, transposed: bool, dtype: torch.dtype) ->
 
 @over([*CASES, *CHANNELS, *LANES, *WINDOWS])
 @KINDS
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_is_exact_on_integers(case: Case, transposed: bool, dtype: torch.dtype) -> None:
     s, weight, factor = pulled(case, transposed, dtype, integers=True)
     largest = brute_pull(case, transposed, s.abs(), weight.abs(), factor.abs()).max()
@@ -68,7 +68,7 @@ def test_most_random_cases_reach_something() -> None:
 @KINDS
 @pytest.mark.parametrize("dims", [1, 2, 3])
 @pytest.mark.parametrize("padding", [0, 1, 2])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_lanes_are_samples_of_whole_images(transposed: bool, dims: int, padding: int) -> None:
     large = 11 - 2 * padding
     case = Case(
@@ -87,7 +87,7 @@ def test_lanes_are_samples_of_whole_images(transposed: bool, dims: int, padding:
 @over(FEW)
 @KINDS
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_any_memory_format(case: Case, transposed: bool, layout: str) -> None:
     change = LAYOUTS[layout]
     s, weight, factor = pulled(case, transposed, torch.float32, integers=True)
@@ -103,7 +103,7 @@ def test_any_memory_format(case: Case, transposed: bool, layout: str) -> None:
 @over(FEW)
 @KINDS
 @pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_accumulates_anywhere(
     case: Case, transposed: bool, buffer: str, dtype: torch.dtype
 ) -> None:
@@ -156,7 +156,7 @@ def test_lanes_and_columns_may_be_split(case: Case, transposed: bool) -> None:
 
 @over(FEW[-3:])
 @KINDS
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_bad_lane_stays_in_its_place(case: Case, transposed: bool) -> None:
     s, weight, factor = pulled(case, transposed, torch.float32)
     clean = run(case, transposed, s, weight, factor)
@@ -169,7 +169,7 @@ def test_bad_lane_stays_in_its_place(case: Case, transposed: bool) -> None:
 
 @over(FEW)
 @KINDS
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_nothing_to_pull(case: Case, transposed: bool) -> None:
     s, weight, factor = pulled(case, transposed, torch.float32)
     whole = run(case, transposed, s, weight, factor)
@@ -203,7 +203,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_wrong_argument_is_named(what: str) -> None:
     call, message = WRONG[what]
     with pytest.raises((ValueError, TypeError), match=message):
@@ -212,7 +212,7 @@ def test_wrong_argument_is_named(what: str) -> None:
 
 @over([TINY, plain(2, 2, 2, 2, 3)])
 @KINDS
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_gradient(case: Case, transposed: bool) -> None:
     inputs = [entry.requires_grad_() for entry in pulled(case, transposed)]
     assert torch.autograd.gradcheck(lambda *entries: run(case, transposed, *entries), inputs)

@@ -36,7 +36,7 @@ def run(case: Case, small: Tensor, large: Tensor, **keywords: object) -> Tensor:
 
 @over(CASES)
 @SIDES
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_equals_brute_force(case: Case, on_large: bool, dtype: torch.dtype) -> None:
     small, large = pair(case, on_large, dtype)
     wanted = brute_squared_sum(case, small, large)
@@ -49,7 +49,7 @@ def test_equals_brute_force(case: Case, on_large: bool, dtype: torch.dtype) -> N
 
 @over([*CASES, *CHANNELS, *LANES, *WINDOWS])
 @SIDES
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_is_exact_on_integers(case: Case, on_large: bool, dtype: torch.dtype) -> None:
     small, large = pair(case, on_large, dtype, integers=True)
     assert brute_squared_sum(case, small.abs(), large.abs()).max() <= exact_in(dtype)
@@ -63,7 +63,7 @@ def test_most_random_cases_have_something_to_sum() -> None:
 
 
 @over(FEW)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_columns_on_both_sides(case: Case) -> None:
     small, large = pair(case, False, torch.float32, integers=True)
     large = torch.stack([large[0] + v for v in range(case.columns)])
@@ -73,7 +73,7 @@ def test_columns_on_both_sides(case: Case) -> None:
 
 @pytest.mark.parametrize("transposed", [False, True], ids=["conv", "transposed"])
 @pytest.mark.parametrize("dims", [1, 2, 3])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_lanes_are_samples_of_whole_images(transposed: bool, dims: int) -> None:
     case = Case(
         6, 4, (5,) * dims, (9,) * dims, (3,) * dims, (2,) * dims, (1,) * dims, (1,) * dims, 2, 3, 7
@@ -87,7 +87,7 @@ def test_lanes_are_samples_of_whole_images(transposed: bool, dims: int) -> None:
 
 @over(FEW)
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_any_memory_format(case: Case, layout: str) -> None:
     small, large = pair(case, False, torch.float32, integers=True)
     wanted = brute_squared_sum(case, small, large)
@@ -101,7 +101,7 @@ def test_any_memory_format(case: Case, layout: str) -> None:
 
 @over(FEW)
 @pytest.mark.parametrize("buffer", BUFFERS)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_out_anywhere(case: Case, buffer: str, dtype: torch.dtype) -> None:
     small, large = pair(case, True, dtype, integers=True)
     value = brute_squared_sum(case, small, large)
@@ -151,7 +151,7 @@ def test_many_lanes_equal_the_reference(case: Case, on_large: bool, dtype: torch
 
 
 @over(FEW)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_nothing_to_sum(case: Case) -> None:
     small, large = pair(case, False, torch.float32)
     cuts: list[Callable[[], tuple[Tensor, Tensor]]] = [
@@ -171,7 +171,7 @@ def test_nothing_to_sum(case: Case) -> None:
 
 
 @over(FEW[-3:])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_bad_lane_is_not_hidden(case: Case) -> None:
     small, large = pair(case, False, torch.float32)
     small[..., -1] = float("nan")
@@ -207,7 +207,7 @@ WRONG: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_wrong_argument_is_named(what: str) -> None:
     call, message = WRONG[what]
     with pytest.raises((ValueError, TypeError), match=message):
@@ -215,7 +215,7 @@ def test_wrong_argument_is_named(what: str) -> None:
 
 
 @over([TINY, plain(2, 2, 2, 2, 3)])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_gradient(case: Case) -> None:
     inputs = [window.requires_grad_() for window in pair(case, False)]
     assert torch.autograd.gradcheck(lambda *windows: run(case, *windows), inputs)
