@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from lapkernels import ops
 
@@ -169,6 +170,29 @@ def _max_pool(
     return (input, *sizes, ceil_mode)
 
 
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Arguments:
+    if attn_mask is not None or dropout_p or scale is not None or enable_gqa or not query.is_cpu:
+        return None
+    chosen = aten._fused_sdp_choice.default(query, key, value, None, 0.0, is_causal)
+    fused = chosen == SDPBackend.FLASH_ATTENTION.value
+    return (query, key, value, 0.0, is_causal) if fused else None
+
+
+def _run_attention(*arguments: Any) -> tuple[Tensor, ...]:
+    *operands, dropout, causal = arguments
+    dense = [one if one.stride(-1) == 1 else one.contiguous() for one in operands]
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(*dense, dropout, causal)
+
+
 def _run_convolution(*arguments: Any) -> tuple[Tensor, ...]:
     return (ops.convolution(*arguments),)
 
@@ -283,6 +307,11 @@ def _functions() -> dict[Any, Function]:
         F.batch_norm: Function.of(aten.native_batch_norm.default, _batch_norm),
         F.layer_norm: Function.of(
             aten.native_layer_norm.default, _layer_norm, run=torch.native_layer_norm
+        ),
+        F.scaled_dot_product_attention: Function.of(
+            aten._scaled_dot_product_flash_attention_for_cpu.default,
+            _attention,
+            run=_run_attention,
         ),
         F.interpolate: Function.of(aten.upsample_nearest2d.default, _nearest),
         F.embedding: Function.of(aten.embedding.default, _embedding),

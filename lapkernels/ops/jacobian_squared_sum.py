@@ -16,12 +16,14 @@ from torch import Tensor
 from lapkernels.ops._correlation import (
     ARGUMENTS,
     canonical,
+    is_pointwise,
     out_like,
     position_sums,
     squared_jacobian,
     weight_like,
     weight_shape,
 )
+from lapkernels.ops._few_columns import squared_sum_of_few
 from lapkernels.ops._library import register
 from lapkernels.ops._one_position import outer_factors, squared_sum
 from lapkernels.ops._squared_backward import squared_backward
@@ -64,10 +66,15 @@ def _reference(
 
 
 def _library(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any) -> Tensor | None:
+    shape = weight_shape(small, large, kernel_size, rest[-1])
     factors = outer_factors(small, large, kernel_size, *rest)
-    if factors is None:
+    if factors is not None:
+        return squared_sum(*factors).reshape(shape)
+    stride, padding, _, groups = rest
+    if small.dim() > 4 or not is_pointwise(kernel_size, stride, padding, groups):
         return None
-    return squared_sum(*factors).reshape(weight_shape(small, large, kernel_size, rest[-1]))
+    value = squared_sum_of_few(small, large)
+    return None if value is None else value.reshape(shape)
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

@@ -39,6 +39,8 @@ CHUNK = 1 << 20
 class Attention(Rule):
     """q [*, T, E], k [*, L, E], v [*, L, D]; samples are in a batch dimension."""
 
+    repeatable = True
+
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__()
         given = call.arguments(args, kwargs)
