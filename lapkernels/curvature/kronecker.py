@@ -24,7 +24,8 @@ class Factors:
 
     A weight has one pair of factors for each of its ``groups``: ``output`` [groups, O / g, O / g]
     and ``input_sum`` [groups, I / g * K, I / g * K], or [groups, I] where A is diagonal, as it is
-    for an embedding. Other parameters have the only factor ``output`` [1, P, P].
+    for an embedding. Other parameters have the only factor ``output`` [1, P, P]; that of a layer's
+    bias may be the very tensor that its weight has.
 
     ``entries`` [groups, O / g, I / g * K] says which entry of the flattened parameter each entry of
     W is; None if they are in the same order.

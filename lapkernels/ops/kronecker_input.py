@@ -8,6 +8,7 @@ factor a group. Averages over samples or positions are a matter of ``scale``.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,18 +82,10 @@ def _reference(
 
 
 def _library(
-    x: Tensor,
-    output_size: Sequence[int],
-    kernel_size: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    transposed: bool,
-    reduce: bool,
-    bias: bool,
+    x: Tensor, output_size: Sequence[int], kernel_size: Sequence[int], *rest: Any
 ) -> Tensor | None:
     """For layers whose patches are the positions of the input themselves."""
+    stride, padding, _, groups, _, reduce, bias = rest
     if bias or not is_pointwise(kernel_size, stride, padding, groups):
         return None
     if list(x.shape[2:]) != list(output_size) or (reduce and x.shape[2:].numel() > 1):
