@@ -110,23 +110,20 @@ CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "batch_norm": lambda net, x: F.batch_norm(
         net.images(x), net.mean, net.mean.exp(), net.bias[:1], net.bias[1:2]
     ).flatten(1),
-    "attention": lambda net, x: F.scaled_dot_product_attention(*_heads(net, x)).flatten(1),
-    "causal": lambda net, x: F.scaled_dot_product_attention(
-        *_heads(net, x), is_causal=True
-    ).flatten(1),
-    "keys apart": lambda net, x: F.scaled_dot_product_attention(
-        *(one.mT for one in _heads(net, x))
-    ).flatten(1),
-    "masked": lambda net, x: F.scaled_dot_product_attention(
-        *_heads(net, x), attn_mask=torch.eye(2, dtype=torch.bool), scale=0.3
-    ).flatten(1),
+    "attention": lambda net, x: _attended(net, x),
+    "causal": lambda net, x: _attended(net, x, is_causal=True),
+    "features apart": lambda net, x: _attended(net, x, turned=True),
+    "masked": lambda net, x: _attended(net, x, attn_mask=torch.eye(2).bool(), scale=0.3),
     "embedding": lambda net, x: F.embedding((x > 0).long(), net.weight, -1).flatten(1),
 }
 
 
-def _heads(net: Any, x: Tensor) -> list[Tensor]:
-    """Queries, keys and values [N, 1, 2, 2]."""
-    return [net.first(z).view(-1, 1, 2, 2) for z in (x, x.sin(), 2 * x)]
+def _attended(net: Any, x: Tensor, turned: bool = False, **options: Any) -> Tensor:
+    """Attention with one head of two positions and two features."""
+    q, k, v = (net.first(z).view(-1, 1, 2, 2) for z in (x, x.sin(), 2 * x))
+    if turned:
+        q, k, v = q.mT, k.mT, v.mT
+    return F.scaled_dot_product_attention(q, k, v, **options).flatten(1)
 
 
 def _written_after(z: Tensor) -> Tensor:
