@@ -12,7 +12,7 @@ layer is a convolution whose kernel has one tap, over any number of positions.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
 from typing import Literal, ParamSpec, TypeVar, cast
 
@@ -49,6 +49,9 @@ class Geometry:
     transposed: bool = False
     padding_mode: PaddingMode = "zeros"
     output_padding: tuple[int, ...] = ()
+    _arguments: tuple[list[int], list[int], list[int], int] = field(
+        init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         dims = len(self.kernel_size)
@@ -72,6 +75,11 @@ class Geometry:
             raise ValueError("a transposed convolution has padding_mode 'zeros' only")
         if not self.transposed and any(self.output_padding):
             raise ValueError(f"output_padding={self.output_padding} is for transposed layers")
+        # Set here, as the lock of a cached property, in Python before 3.12, would break a compiled
+        # graph.
+        before = [pair[0] for pair in self.padding]
+        taps = (list(self.stride), before, list(self.dilation), self.groups)
+        object.__setattr__(self, "_arguments", taps if dims else ([1], [0], [1], 1))
 
     @classmethod
     def conv(
@@ -156,17 +164,13 @@ class Geometry:
         none = tuple((0, 0) for _ in self.kernel_size)
         return replace(self, padding=none, padding_mode="zeros")
 
-    # No cached properties: their lock, in Python before 3.12, would break a compiled graph.
     @property
     def arguments(self) -> tuple[list[int], list[int], list[int], int]:
         """(stride, padding before, dilation, groups) in the form the registered ops take.
 
-        A Linear layer is one tap over one dimension.
+        A Linear layer is one tap over one dimension. The lists are not to be changed.
         """
-        if self.is_linear:
-            return [1], [0], [1], 1
-        before = [pair[0] for pair in self.padding]
-        return list(self.stride), before, list(self.dilation), self.groups
+        return self._arguments
 
     @property
     def taps(self) -> list[int]:
@@ -259,7 +263,8 @@ def check_same(reference: str, tensor: Tensor, **others: Tensor | None) -> None:
             continue
         if other.dtype != tensor.dtype:
             raise TypeError(f"{name} has dtype {other.dtype}, but {reference} has {tensor.dtype}")
-        if other.device != tensor.device:
+        # Asking for a device makes an object of it.
+        if not (other.is_cpu and tensor.is_cpu) and other.device != tensor.device:
             raise ValueError(f"{name} is on {other.device}, but {reference} is on {tensor.device}")
 
 
