@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -100,6 +101,36 @@ def _leaky_relu(input: Tensor, negative_slope: float = 0.01, inplace: bool = Fal
 
 def _elu(input: Tensor, alpha: float = 1.0, inplace: bool = False) -> Arguments:
     return None if inplace else (input, alpha)
+
+
+def _hardtanh(
+    input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+) -> Arguments:
+    return None if inplace else (input, min_val, max_val)
+
+
+def _relu6(input: Tensor, inplace: bool = False) -> Arguments:
+    return None if inplace else (input, 0, 6)
+
+
+def _selu(input: Tensor, inplace: bool = False) -> Arguments:
+    return None if inplace else (input, 1.6732632423543772, 1.0507009873554805)
+
+
+def _clamp(input: Tensor, min: Any = None, max: Any = None) -> Arguments:
+    plain = all(isinstance(bound, (int, float, type(None))) for bound in (min, max))
+    return (input, min, max) if plain else None
+
+
+def _power(input: Any, exponent: Any) -> Arguments:
+    plain = isinstance(input, Tensor) and isinstance(exponent, (int, float))
+    return (input, exponent) if plain else None
+
+
+def _pad(
+    input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
+) -> Arguments:
+    return (input, list(pad), value or 0.0) if mode == "constant" else None
 
 
 def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Arguments:
@@ -222,6 +253,28 @@ def _global_average_pool(input: Tensor, output_size: Any) -> Arguments:
     return (input, [-1, -2], True) if ones and input.dim() == 4 else None
 
 
+def _mean_of_last(input: Tensor, output_size: Any) -> Arguments:
+    ones = output_size in (1, (1,), [1])
+    return (input, [-1], True) if ones and input.dim() == 3 else None
+
+
+def _run_mean(input: Tensor, dims: list[int], keepdim: bool) -> tuple[Tensor, ...]:
+    return (torch.mean(input, dims, keepdim),)
+
+
+def _group_norm(
+    input: Tensor,
+    num_groups: int,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+) -> Arguments:
+    if input.dim() < 3 or not input.is_contiguous():
+        return None
+    count, channels, *size = input.shape
+    return (input, weight, bias, count, channels, prod(size), num_groups, eps)
+
+
 def _batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -295,6 +348,14 @@ def _functions() -> dict[Any, Function]:
         F.silu: Function.of(aten.silu.default, _one_or_in_place),
         F.leaky_relu: Function.of(aten.leaky_relu.default, _leaky_relu),
         F.elu: Function.of(aten.elu.default, _elu),
+        F.hardtanh: Function.of(aten.hardtanh.default, _hardtanh),
+        F.relu6: Function.of(aten.hardtanh.default, _relu6),
+        F.hardswish: Function.of(aten.hardswish.default, _one_or_in_place),
+        F.hardsigmoid: Function.of(aten.hardsigmoid.default, _one_or_in_place),
+        F.mish: Function.of(aten.mish.default, _one_or_in_place),
+        F.selu: Function.of(aten.elu.default, _selu),
+        F.celu: Function.of(aten.celu.default, _elu),
+        F.pad: Function.of(aten.constant_pad_nd.default, _pad),
         F.softplus: Function.of(aten.softplus.default, _softplus),
         F.gelu: Function.of(aten.gelu.default, _gelu),
         F.softmax: Function.of(aten._softmax.default, _softmax),
@@ -304,6 +365,10 @@ def _functions() -> dict[Any, Function]:
         ),
         F.avg_pool2d: Function.of(aten.avg_pool2d.default, _average_pool),
         F.adaptive_avg_pool2d: Function.of(aten.mean.dim, _global_average_pool),
+        F.adaptive_avg_pool1d: Function.of(aten.mean.dim, _mean_of_last, run=_run_mean),
+        F.group_norm: Function.of(
+            aten.native_group_norm.default, _group_norm, run=torch.native_group_norm
+        ),
         F.batch_norm: Function.of(aten.native_batch_norm.default, _batch_norm),
         F.layer_norm: Function.of(
             aten.native_layer_norm.default, _layer_norm, run=torch.native_layer_norm
@@ -343,8 +408,12 @@ def _functions() -> dict[Any, Function]:
         table[space.matmul] = Function.of(aten.mm.default, _product)
         table[space.mm] = Function.of(aten.mm.default, _product)
         table[space.mean] = Function.of(aten.mean.dim, _mean)
+        table[space.sum] = Function.of(aten.sum.dim_IntList, _mean)
+        table[space.clamp] = Function.of(aten.clamp.default, _clamp)
+        table[space.pow] = Function.of(aten.pow.Tensor_Scalar, _power)
         table[space.tanh] = Function.of(aten.tanh.default, _one, run=_run_tanh)
     table[Tensor.__matmul__] = table[torch.matmul]
+    table[Tensor.__pow__] = table[torch.pow]
     table[torch.cat] = Function.of(aten.cat.default, _joined)
     table[torch.stack] = Function.of(aten.stack.default, _joined)
     return table
