@@ -59,6 +59,10 @@ _BACKWARD: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     ),
     "aten::softplus": (("beta", "threshold"), aten.softplus_backward),
     "aten::silu": ((), aten.silu_backward),
+    "aten::mish": ((), aten.mish_backward),
+    "aten::hardtanh": (("min_val", "max_val"), aten.hardtanh_backward),
+    "aten::hardsigmoid": ((), aten.hardsigmoid_backward),
+    "aten::hardswish": ((), aten.hardswish_backward),
     "aten::gelu": (
         ("approximate",),
         lambda s, z, kind: aten.gelu_backward(s, z, approximate=kind),
@@ -108,4 +112,4 @@ class Activation(Elementwise):
             return (name, beta) if threshold >= 20 and dtype == torch.float32 else None
         if name == "gelu":
             return (name, 0.0) if self.numbers == ["none"] else None
-        return name, 0.0
+        return (name, 0.0) if name == "silu" else None
