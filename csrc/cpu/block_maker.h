@@ -27,9 +27,9 @@ struct Layout {
 
 // What tiles there are for a kernel.
 template <class T>
-using Tilings =
-    std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 4>, TileDots<T, 3>,
-                 TileTransform<T, 5, 2>, TileDots<T, 5>, TileRows<T, 5>>;
+using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
+                             TileTransform<T, 3, 4>, TileDots<T, 3>, TileTransform<T, 5, 2>,
+                             TileDots<T, 5>, TileRows<T, 5>>;
 
 // f<index>() for each of them that applies.
 template <class T, class F>
@@ -108,17 +108,22 @@ class BlockMaker {
 
   int64_t size(const Block& block) const { return layout_.size(block.rows(), block.channels()); }
 
-  // sink(at, g, turn): the values of the block by vectors, at entry `at` of the layout; turn counts
-  // 0, 1, 2, 3, 0, ... `values` is room for a block. Sinks are copied and assigned.
+  // sink(at, pitch, g): the values of the block, an array of a few vectors at a time, of which the
+  // i-th is at entry at + i * pitch of the layout. `values` is room for a block. Sinks are copied
+  // and assigned.
   template <class Sink>
   void visit(T* values, const Block& block, int64_t n, int64_t v, Sink& sink) {
     if (layout_.way != Way::tiles) {
       make(values, block, n, v);
-      for (int64_t i = 0; i < size(block); i += 4 * kWidth<T>)
-        for (int turn = 0; turn < 4; ++turn) {
-          const int64_t at = i + turn * kWidth<T>;
-          if (at < size(block)) sink(at, load(values + at), turn);
-        }
+      int64_t at = 0;
+      auto pass = [&]<int C>() {
+        Reg<T> g[C];
+        for (int i = 0; i < C; ++i) g[i] = load(values + at + i * kWidth<T>);
+        sink(at, kWidth<T>, g);
+        at += C * kWidth<T>;
+      };
+      while (at + 4 * kWidth<T> <= size(block)) pass.template operator()<4>();
+      while (at < size(block)) pass.template operator()<1>();
       return;
     }
     auto pass = [&](auto& tiles) {

@@ -8,7 +8,10 @@
 template <class T>
 struct Keep {
   T* values;
-  void operator()(int64_t at, Reg<T> g, int) { store(values + at, g); }
+  template <int C>
+  void operator()(int64_t at, int64_t pitch, const Reg<T> (&g)[C]) {
+    for (int i = 0; i < C; ++i) store(values + at + i * pitch, g[i]);
+  }
 };
 
 template <class T>

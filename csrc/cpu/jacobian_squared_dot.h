@@ -1,7 +1,7 @@
 // var[n, v] = sum_{a, b, k} variance[a, b, k] * G[v, n, a, b, k]^2.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
-// Parallel over samples and runs of columns; with few of them also over fixed shares of the
+// Parallel over sets of samples and runs of columns; with few of them also over fixed shares of the
 // weight's blocks, whose sums are added in order.
 
 // A block of the contiguous weight [A, B / groups, k], laid out like the block's values. What lies
@@ -40,9 +40,15 @@ class GatheredWeight {
 template <class T>
 struct WeightedSquares {
   const T* weight;
-  Reg<T> lanes[4] = {};
-  void operator()(int64_t at, Reg<T> g, int turn) { lanes[turn] += load(weight + at) * g * g; }
-  T total() const { return sum<T>((lanes[0] + lanes[1]) + (lanes[2] + lanes[3])); }
+  Reg<T> lanes = {};
+  template <int C>
+  void operator()(int64_t at, int64_t pitch, const Reg<T> (&g)[C]) {
+    // On their own first: one chain of sums would be longer than all else.
+    Reg<T> few = load(weight + at) * g[0] * g[0];
+    for (int i = 1; i < C; ++i) few += load(weight + at + i * pitch) * g[i] * g[i];
+    lanes += few;
+  }
+  T total() const { return sum<T>(lanes); }
 };
 
 template <class T>
@@ -57,24 +63,27 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
       partition(p, has_tiling(p) && units >= kFew ? 4 * kBlockValues : kBlockValues);
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   const int64_t shares = units < kFew ? std::min<int64_t>(8, blocks.size()) : 1;
-  const int64_t runs = p.samples >= 2 * context.threads ? 1 : std::min(p.columns, context.threads);
+  // All samples of a set meet a block of the weight while it is in the second-level cache.
+  const int64_t sets = std::min(p.samples, 2 * context.threads);
+  const int64_t runs = p.samples < 2 * context.threads ? std::min(p.columns, context.threads) : 1;
   std::vector<T> partial(units * shares, T(0));
   const Layout layout = choose_layout(p, part.rows, part.channels);
   GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
                             layout.size(part.rows, part.channels));
-  context.parallel_for(p.samples * runs * shares, [&](int64_t task) {
-    const int64_t share = task % shares, run = task / shares % runs, n = task / shares / runs;
+  context.parallel_for(sets * runs * shares, [&](int64_t task) {
+    const int64_t share = task % shares, run = task / shares % runs, set = task / shares / runs;
+    const auto [n0, n1] = run_range(p.samples, sets, set);
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
     Scratch<T> values(layout.way == Way::tiles ? 0 : layout.size(part.rows, part.channels));
-    for (int64_t b = b0; b < b1; ++b) {
-      for (int64_t v = v0; v < v1; ++v) {
-        WeightedSquares<T> sink{weights.block(b)};
-        maker.visit(values.data(), blocks[b], n, v, sink);
-        partial[(n * p.columns + v) * shares + share] += sink.total();
-      }
-    }
+    for (int64_t b = b0; b < b1; ++b)
+      for (int64_t n = n0; n < n1; ++n)
+        for (int64_t v = v0; v < v1; ++v) {
+          WeightedSquares<T> sink{weights.block(b)};
+          maker.visit(values.data(), blocks[b], n, v, sink);
+          partial[(n * p.columns + v) * shares + share] += sink.total();
+        }
   });
   for (int64_t unit = 0; unit < units; ++unit) {
     T total = 0;

@@ -136,7 +136,10 @@ void sum_over_units(const Context& context, const Grid<T>& out, Update update,
 template <class T>
 struct AddSquares {
   T* total;
-  void operator()(int64_t at, Reg<T> g, int) { store(total + at, load(total + at) + g * g); }
+  template <int C>
+  void operator()(int64_t at, int64_t pitch, const Reg<T> (&g)[C]) {
+    for (int i = 0; i < C; ++i, at += pitch) store(total + at, load(total + at) + g[i] * g[i]);
+  }
 };
 
 template <class T>

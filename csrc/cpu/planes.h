@@ -169,42 +169,52 @@ inline void turn_eight(T* to, int64_t to_step, const T* from, const int64_t offs
   line(3) = __builtin_shufflevector(c, d, 2, 3, 10, 11, 6, 7, 14, 15);
 }
 
-// to[x * to_step + c] = from[offsets[c] + x]: lines that start anywhere, side by side.
+// Rows of lines: how many, and how far apart they are.
+struct Rows {
+  int64_t count = 1, to = 0, from = 0;
+};
+
+// to[x * to_step + c] = from[offsets[c] + x]: lines that start anywhere, side by side, of each row.
 template <class T>
 [[gnu::noinline]] void gather_lines(T* to, int64_t to_step, const T* from, const int64_t* offsets,
-                                    int64_t lines, int64_t count) {
-  int64_t c = 0;
+                                    int64_t lines, int64_t count, Rows rows = {}) {
   // Where the last turn of a line begins, so as to end with it.
   const int64_t last = count - 4;
-  if constexpr (std::is_same_v<T, float> && kVectorBytes >= 32)
-    for (; last >= 0 && c + 8 <= lines; c += 8)
+  for (int64_t row = 0; row < rows.count; ++row, to += rows.to, from += rows.from) {
+    int64_t c = 0;
+    if constexpr (std::is_same_v<T, float> && kVectorBytes >= 32)
+      for (; last >= 0 && c + 8 <= lines; c += 8)
+        for (int64_t next = 0; next < count; next += 4) {
+          const int64_t x = std::min(next, last);
+          turn_eight(to + x * to_step + c, to_step, from + x, offsets + c);
+        }
+    for (; last >= 0 && c + 4 <= lines; c += 4)
       for (int64_t next = 0; next < count; next += 4) {
         const int64_t x = std::min(next, last);
-        turn_eight(to + x * to_step + c, to_step, from + x, offsets + c);
+        turn(to + x * to_step + c, to_step, from + x, offsets + c);
       }
-  for (; last >= 0 && c + 4 <= lines; c += 4)
-    for (int64_t next = 0; next < count; next += 4) {
-      const int64_t x = std::min(next, last);
-      turn(to + x * to_step + c, to_step, from + x, offsets + c);
-    }
-  for (; c < lines; ++c)
-    for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = from[offsets[c] + x];
+    for (; c < lines; ++c)
+      for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = from[offsets[c] + x];
+  }
 }
 
-// to[x * to_step + c] = from[x * step + c * channel_stride]: lines of channels, side by side.
+// to[x * to_step + c] = from[x * step + c * channel_stride]: lines of channels, side by side, of
+// each row.
 template <class T>
 [[gnu::noinline]] void interleave(T* to, int64_t to_step, const T* from, int64_t step,
-                                  int64_t channel_stride, int64_t channels, int64_t count) {
+                                  int64_t channel_stride, int64_t channels, int64_t count,
+                                  Rows rows = {}) {
   constexpr int64_t kLines = 16;
   for (int64_t c = 0; step == 1 && c < channels; c += kLines) {
     const int64_t lines = std::min(kLines, channels - c);
     int64_t offsets[kLines];
     for (int64_t i = 0; i < lines; ++i) offsets[i] = (c + i) * channel_stride;
-    gather_lines(to + c, to_step, from, offsets, lines, count);
+    gather_lines(to + c, to_step, from, offsets, lines, count, rows);
   }
-  for (int64_t x = 0; step != 1 && x < count; ++x)
-    for (int64_t c = 0; c < channels; ++c)
-      to[x * to_step + c] = from[x * step + c * channel_stride];
+  for (int64_t row = 0; step != 1 && row < rows.count; ++row, to += rows.to, from += rows.from)
+    for (int64_t x = 0; x < count; ++x)
+      for (int64_t c = 0; c < channels; ++c)
+        to[x * to_step + c] = from[x * step + c * channel_stride];
 }
 
 // Fills the arrays of channels [c0, c1) of sample n, column v, for one slab.

@@ -6,16 +6,17 @@
 //   g_k = scale sum_p p^k (sum_j p^j s_j) w_p(x),
 // one product a point instead of one for each tap and position. The point at infinity takes the
 // last coefficient; w_p(x) are the coefficients of prod_{q != p} (z - q) applied to x, over their
-// value at z = p. Points are 0, 1, -1, infinity, and for six of them 2 and -2. All constants but
-// `scale` are exact in binary, and a multiple of 9 times scale^2 = 1/9 is rounded to its ninth, so
-// that integers stay exact.
+// value at z = p. Points are 0, 1, -1, 2, -2 and infinity, of four without the twos and of five
+// without the last. All constants but `scale` are exact in binary, and a multiple of 9 times
+// scale^2 = 1/9 is rounded to its ninth, so that integers stay exact.
 
 template <class T, int kTaps, int kTile>
 struct PointTransform {
   using Vector = Reg<T>;
   static constexpr int points = kTaps + kTile - 1;
   static constexpr int pairs = points / 2 - 1;  // of points 2^h and -2^h
-  static_assert(points == 4 || points == 6);
+  static constexpr bool has_two = points == 5;  // without -2
+  static_assert(points >= 4 && points <= 6);
   static constexpr T squared_scale = points == 4 ? T(1) : T(1) / T(9);
 
   // out_p = sum_j p^j in_j
@@ -24,12 +25,13 @@ struct PointTransform {
     out[points - 1] = in[kTile - 1];
     for (int h = 0; h < pairs; ++h) {
       Vector even = in[0], odd = in[1] * power(h, 1);
-      for (int j = 2; j < kTile; j += 2) {
-        even += in[j] * power(h, j);
-        odd += in[j + 1] * power(h, j + 1);
-      }
+      for (int j = 2; j < kTile; ++j) (j % 2 == 0 ? even : odd) += in[j] * power(h, j);
       out[1 + 2 * h] = even + odd;
       out[2 + 2 * h] = even - odd;
+    }
+    if constexpr (has_two) {
+      out[3] = in[0];
+      for (int j = 1; j < kTile; ++j) out[3] += in[j] * power(1, j);
     }
   }
 
@@ -59,6 +61,13 @@ struct PointTransform {
       out[1] = (in[1] + in[2]) * T(0.5);
       out[2] = (in[2] - in[1]) * T(0.5);
       out[3] = in[3] - in[1];
+    } else if constexpr (points == 5) {
+      const Vector odd = in[3] - in[1];
+      out[0] = (in[0] - in[2]) * T(3) + odd * T(1.5);
+      out[1] = (in[1] + in[2] - odd) * T(1.5);
+      out[2] = (in[2] - in[1]) * T(1.5) - odd * T(0.5);
+      out[3] = odd * T(0.5);
+      out[4] = (in[4] - in[2]) * T(3) - odd * T(6);
     } else {
       const Vector even1 = in[2] * T(2) - in[4] * T(0.5), odd1 = in[1] * T(2) - in[3] * T(0.5);
       const Vector even2 = (in[4] - in[2]) * T(0.125), odd2 = (in[3] - in[1]) * T(0.25);
@@ -77,6 +86,7 @@ struct PointTransform {
       out[k] = k % 2 == 0 ? in[1] + in[2] : in[1] - in[2];
       if constexpr (pairs == 2)
         out[k] += (k % 2 == 0 ? in[3] + in[4] : in[3] - in[4]) * power(1, k);
+      if constexpr (has_two) out[k] += in[3] * power(1, k);
     }
     out[0] += in[0];
     out[kTaps - 1] += in[points - 1];
@@ -88,7 +98,7 @@ struct PointTransform {
 };
 
 // The taps of a kernel in two dimensions from products at points^2 planes, `step` apart:
-// sink(at + tap * pitch, g, turn), turn counting 0, 1, 2, 3, 0, ...
+// sink(at, pitch, g) of kTaps taps at a time, tap k of them at entry at + k * pitch.
 template <class T, int kTaps, int kTile, class Sink>
 [[gnu::always_inline]] inline void recover_taps(const T* products, int64_t step, int64_t at,
                                                 int64_t pitch, Sink& sink) {
@@ -104,10 +114,8 @@ template <class T, int kTaps, int kTile, class Sink>
   for (int y = 0; y < kTaps; ++y) {
     Reg<T> out[kTaps];
     Points::taps(half[y], out);
-    for (int x = 0; x < kTaps; ++x) {
-      const int tap = y * kTaps + x;
-      sink(at + tap * pitch, out[x] * Points::squared_scale, tap % 4);
-    }
+    for (int x = 0; x < kTaps; ++x) out[x] *= Points::squared_scale;
+    sink(at + y * kTaps * pitch, pitch, out);
   }
 }
 

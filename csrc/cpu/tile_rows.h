@@ -46,8 +46,8 @@ class TileRows {
         positions_(P * plane()),
         products_(kPlanes * channels * inner_) {}
 
-  // sink(at, g, turn): vectors of G of rows [a, a + rows) and channels [b, b + channels), at entry
-  // `at` of [channel][tap][row].
+  // sink(at, pitch, g): vectors of G of rows [a, a + rows) and channels [b, b + channels), at
+  // entries at, at + pitch, ... of [channel][tap][row].
   template <class Sink>
   void visit(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
              Sink& sink) {

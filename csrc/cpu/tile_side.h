@@ -1,8 +1,9 @@
 // One operand of a correlation at the points of point_transform.h, in both dimensions.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
-// planes [points^2][tile][pitch], channels innermost; a slab is some rows of tiles. Planes of a few
-// slabs may be held at a time, each until another is asked for in its slot.
+// Planes [pack][points^2][tile][lane], channels by packs so that a product reads both operands in
+// order; a slab is some rows of tiles. Planes of a few slabs may be held at a time, each until
+// another is asked for in its slot.
 
 // Channels [c0, c0 + channels) of lines [y0, y0 + height) as [y][x][lane], zeros outside.
 template <class T>
@@ -32,12 +33,12 @@ template <class T>
     lines = std::min<int64_t>(lines, 1);
   }
   // Of long lines a few channels at a time, so that memory is read in long runs.
-  const int64_t step = count >= 64 ? 8 : 32;
+  const int64_t step = count >= 64 ? 8 : 16;
   for (int64_t c = 0; c < channels; c += step)
-    for (int64_t y = top; y < top + lines; ++y)
-      interleave(to + (y * width + lo) * lanes + c, lanes,
-                 base + (y0 + y) * from.stride[4] + (x0 + lo) * from.stride[5] + c * from.stride[2],
-                 from.stride[5], from.stride[2], std::min(step, channels - c), count);
+    interleave(to + (top * width + lo) * lanes + c, lanes,
+               base + (y0 + top) * from.stride[4] + (x0 + lo) * from.stride[5] + c * from.stride[2],
+               from.stride[5], from.stride[2], std::min(step, channels - c), count,
+               {lines, width * lanes, from.stride[4]});
 }
 
 // Asks for part `part` of `parts` of what channels_last will read of lines [y0, y0 + height), for
@@ -64,24 +65,29 @@ class TileSide {
   using Points = PointTransform<T, kTaps, kTile>;
 
  public:
-  // `pitch` channels at most, `slab` rows of `across` tiles, `slots` of them held.
-  TileSide(const Correlation<T>& p, int64_t pitch, int64_t across, int64_t down, int64_t slab,
-           int64_t slots)
+  // `channels` at most, in packs of so many (0: all in one) in whole vectors; `slab` rows of
+  // `across` tiles, `slots` of them held.
+  TileSide(const Correlation<T>& p, int64_t channels, int64_t pack, int64_t across, int64_t down,
+           int64_t slab, int64_t slots)
       : grid_(kWindows ? p.large : p.small),
         padding_{kWindows ? p.taps.padding[1] : 0, kWindows ? p.taps.padding[2] : 0},
-        pitch_(pitch),
+        pack_(pack),
         across_(across),
         down_(down),
         slab_(slab),
+        size_(pack ? ceil_div(channels, pack) * pack_size(pack)
+                   : pack_size(round_up(channels, kWidth<T>))),
         keys_(slots, Key{-1, -1, -1, -1}),
-        input_((kTile * slab + kHalo) * width() * round_up(pitch, kWidth<T>)),
-        planes_(slots * size()) {}
+        input_((kTile * slab + kHalo) * width() * round_up(channels, kWidth<T>)),
+        planes_(slots * size_) {}
 
-  // A vector that is stored runs past the last channel: into the next tile, which comes later, or
-  // past the plane.
-  static int64_t plane_size(int64_t tiles, int64_t pitch) { return tiles * pitch + kWidth<T>; }
-  int64_t pitch() const { return pitch_; }
-  int64_t plane() const { return plane_size(slab_ * across_, pitch_); }
+  // Entries of a pack of so many channels, and of a plane of it: not a multiple of 256 bytes, or
+  // the planes of a tile would meet in few sets of the first-level cache.
+  int64_t pack_size(int64_t pack) const { return kPlanes * plane_size(pack); }
+  int64_t plane_size(int64_t pack) const {
+    const int64_t size = slab_ * across_ * pack, line = 64 / sizeof(T);
+    return size % (4 * line) == 0 ? size + line : size;
+  }
 
   // fetch_lines of what the slab after this one takes, of this column or the next.
   void fetch_next(int64_t n, int64_t v, int64_t c0, int64_t channels, int64_t slab, int64_t part,
@@ -94,7 +100,7 @@ class TileSide {
   // The planes of channels [c0, c0 + channels) on one slab.
   const T* planes(int64_t slot, int64_t n, int64_t v, int64_t c0, int64_t channels, int64_t slab) {
     slot %= keys_.size();
-    T* to = planes_.data() + slot * size();
+    T* to = planes_.data() + slot * size_;
     const Key key{n, grid_.size[0] > 1 ? v : 0, c0, slab};
     if (std::exchange(keys_[slot], key) != key)
       transform(to, n, v, c0, channels, slab * slab_, std::min(slab_, down_ - slab * slab_));
@@ -103,10 +109,10 @@ class TileSide {
 
  private:
   using Key = std::array<int64_t, 4>;  // sample, column, channel, slab
+  static constexpr int P = Points::points, kPlanes = P * P;
   static constexpr int kHalo = kWindows ? kTaps - 1 : 0, kSpan = kTile + kHalo;
 
   int64_t width() const { return kTile * across_ + kHalo; }
-  int64_t size() const { return Points::points * Points::points * plane(); }
 
   static void along(const Reg<T>* in, Reg<T>* out) {
     if constexpr (kWindows)
@@ -117,14 +123,14 @@ class TileSide {
 
   [[gnu::noinline]] void transform(T* to, int64_t n, int64_t v, int64_t c0, int64_t channels,
                                    int64_t first, int64_t count) {
-    constexpr int P = Points::points;
-    const int64_t lanes = round_up(channels, kWidth<T>), row = width() * lanes, step = plane();
+    const int64_t lanes = round_up(channels, kWidth<T>), row = width() * lanes;
+    const int64_t pack = pack_ ? pack_ : lanes, plane = plane_size(pack);
     channels_last(input_.data(), lanes, grid_, v, n, c0, channels, kTile * first - padding_[0],
                   kTile * count + kHalo, -padding_[1], width());
     for (int64_t ty = 0; ty < count; ++ty)
       for (int64_t tx = 0; tx < across_; ++tx) {
         const T* corner = input_.data() + kTile * (ty * row + tx * lanes);
-        T* tile = to + (ty * across_ + tx) * pitch_;
+        T* tile = to + (ty * across_ + tx) * pack;
         for (int64_t c = 0; c < lanes; c += kWidth<T>) {
           Reg<T> half[P][kSpan];
           for (int x = 0; x < kSpan; ++x) {
@@ -133,10 +139,11 @@ class TileSide {
             along(in, out);
             for (int y = 0; y < P; ++y) half[y][x] = out[y];
           }
+          T* lane = tile + c / pack * kPlanes * plane + c % pack;
           for (int y = 0; y < P; ++y) {
             Reg<T> out[P];
             along(half[y], out);
-            for (int x = 0; x < P; ++x) store(tile + (y * P + x) * step + c, out[x]);
+            for (int x = 0; x < P; ++x) store(lane + (y * P + x) * plane, out[x]);
           }
         }
       }
@@ -144,7 +151,7 @@ class TileSide {
 
   const Grid<const T>& grid_;
   int64_t padding_[2];
-  int64_t pitch_, across_, down_, slab_;
+  int64_t pack_, across_, down_, slab_, size_;
   std::vector<Key> keys_;
   Scratch<T> input_, planes_;
 };

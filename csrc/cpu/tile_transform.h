@@ -3,11 +3,13 @@
 //
 // point_transform.h in both dimensions. Sums over positions are taken on the products, so they are
 // points^2 matrix products over tiles of positions: a tile of 2 x 2 takes 16 products instead of 36
-// for 3 x 3 taps and 36 instead of 100 for 5 x 5, one of 4 x 4 takes 36 instead of 144.
+// for 3 x 3 taps and 36 instead of 100 for 5 x 5, one of 3 x 3 takes 25 instead of 81, one of 4 x 4
+// 36 instead of 144.
 //
 // Vectors run along the block's rows or along its channels, whichever fills them better (the inner
-// side); the other side is broadcast. Products [other][points^2][kPanel] of a few others stay in
-// the first-level cache, and their taps are handed on while they are in registers.
+// side), a panel of them at a time; the other side is broadcast, a pack of it at a time. Products
+// [other][points^2][kPanel] of a pack stay in the first-level cache, and their taps are handed on
+// while they are in registers.
 
 template <class T, int kTaps, int kTile>
 class TileTransform {
@@ -23,13 +25,17 @@ class TileTransform {
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
 
+  // Vectors of a panel, which meet kRows others at a time. Two of them and four others have sums
+  // enough to hide their latency, few enough to go on with the next point while they are stored.
+  static constexpr int kVectors = kManyRegisters ? 3 : 2;
+
   // The side of fewer vectors in all; of equal ones that which comes in whole panels.
   static bool rows_inside(int64_t rows, int64_t channels) {
     const int64_t row_vectors = ceil_div(rows, kWidth<T>);
     const int64_t channel_vectors = ceil_div(channels, kWidth<T>);
     if (row_vectors * channels != channel_vectors * rows)
       return row_vectors * channels < channel_vectors * rows;
-    return row_vectors % kColumns == 0 || channel_vectors % kColumns != 0;
+    return row_vectors % kVectors == 0 || channel_vectors % kVectors != 0;
   }
 
   // Entries from tap to tap.
@@ -45,7 +51,7 @@ class TileTransform {
     const double channel_vectors = ceil_div(channels, kWidth<T>);
     const double pairs = inside ? row_vectors * channels : channel_vectors * rows;
     const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
-    return pairs * (kPlanes * (tiles + 3) + recovery) +
+    return pairs * (kPlanes * (tiles + 2) + recovery) +
            tiles * row_vectors * (4 * kPlanes + 3 * kTile * kTile * kWidth<T>)+tiles *
                channel_vectors * (7 * kPlanes + 3 * kTile * kTile * kWidth<T>) / reuse;
   }
@@ -58,21 +64,19 @@ class TileTransform {
         down_(tiles_down(p)),
         slab_(std::clamp<int64_t>(
             kSlabBytes / (kPlanes * across_ * (kPanel<T> + others_) * sizeof(T)), 1, down_)),
-        windows_(p, inside_ ? channels : kPanel<T>, across_, down_, slab_,
+        windows_(p, inside_ ? channels : kPanel<T>, inside_ ? kPack : 0, across_, down_, slab_,
                  slots(inside_ ? channels : inner_)),
-        positions_(p, inside_ ? kPanel<T> : rows, across_, down_, slab_, 1),
-        products_(kPlanes * kPanel<T> *
-                  (slabs() > 1 ? panels(inner_) * others_ : std::min(others_at_once(1), others_))) {
-  }
+        positions_(p, inside_ ? kPanel<T> : rows, inside_ ? 0 : kPack, across_, down_, slab_, 1),
+        products_(kPlanes * kPanel<T> * (slabs() > 1 ? panels(inner_) * others_ : kPack)) {}
 
-  // sink(at, g, turn): vectors of G of rows [a, a + rows) and channels [b, b + channels), at entry
-  // `at` of [other][tap][inner].
+  // sink(at, pitch, g): vectors of G of rows [a, a + rows) and channels [b, b + channels), at
+  // entries at, at + pitch, ... of [other][tap][inner].
   template <class Sink>
   void visit(int64_t n, int64_t v, int64_t a, int64_t rows, int64_t b, int64_t channels,
              Sink& sink) {
     const int64_t inner = inside_ ? rows : channels, others = inside_ ? channels : rows;
-    const int64_t count = panels(inner);
-    for (int64_t slab = 0; slab < slabs(); ++slab)
+    const int64_t count = panels(inner), slabs = this->slabs();
+    for (int64_t slab = 0; slab < slabs; ++slab)
       for (int64_t panel = 0; panel < count; ++panel) {
         // Panels of nearly as many vectors.
         const int64_t vectors = ceil_div(inner, kWidth<T>);
@@ -83,33 +87,37 @@ class TileTransform {
                              : windows_.planes(slot, n, v, b + first, last - first, slab);
         const T* s = inside_ ? positions_.planes(0, n, v, a + first, last - first, slab)
                              : positions_.planes(0, n, v, a, rows, slab);
-        const int64_t step = others_at_once(last - first);
-        for (int64_t other = 0; other < others; other += step) {
-          const int64_t some = std::min(step, others - other);
+        const int64_t step = last - first > kWidth<T> ? kRows : kPack;
+        const int64_t parts = ceil_div(others, step);
+        for (int64_t part = 0; part < parts; ++part) {
+          const int64_t other = part * step, some = std::min(step, others - other);
           if (inside_ || panel == 0)
             positions_.fetch_next(n, v, inside_ ? a + first : a, inside_ ? last - first : rows,
-                                  slab, other / step, ceil_div(others, step));
+                                  slab, part, parts);
           T* products = products_.data();
-          if (slabs() > 1) products += (panel * others_ + other) * kPlanes * kPanel<T>;
-          multiply(inside_ ? x : s, inside_ ? s : x, other, some, last - first, slab, products);
-          if (slab + 1 < slabs()) continue;
-          recover(products, some, last - first, other * kTaps * kTaps * inner_ + first, sink);
+          if (slabs > 1) products += (panel * others_ + other) * kPlanes * kPanel<T>;
+          const T* outer = (inside_ ? x : s) + other / kPack * kPlanes * plane(kPack);
+          multiply(outer + other % kPack, inside_ ? s : x, some, last - first, slab, products);
+          if (slab + 1 == slabs)
+            recover(products, some, last - first, other * kTaps * kTaps * inner_ + first, sink);
         }
       }
   }
 
  private:
   static constexpr int64_t kSlabBytes = 224 << 10, kHeldBytes = 128 << 10;
-
-  // Others at a time: a few tiles of products, more where the inner side's planes are many, as they
-  // come from the second-level cache each time.
-  static constexpr int64_t others_at_once(int64_t lanes) {
-    return (P == 4 ? 2 : 3) * tile_rows(ceil_div(lanes, kWidth<T>));
-  }
+  static constexpr int64_t kPack = 2 * kRows;  // others that lie side by side
 
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
-  static int64_t panels(int64_t inner) { return ceil_div(inner, kPanel<T>); }
+  int64_t plane(int64_t lanes) const { return windows_.plane_size(lanes); }
+
+  // A single vector left over goes with the last panel.
+  static int64_t panels(int64_t inner) {
+    const int64_t vectors = ceil_div(inner, kWidth<T>);
+    return kVectors == kColumns ? ceil_div(vectors, kVectors)
+                                : std::max<int64_t>(1, vectors / kVectors);
+  }
   int64_t slabs() const { return ceil_div(down_, slab_); }
 
   // Columns of a sample share its windows: all are held if they are few.
@@ -118,15 +126,39 @@ class TileTransform {
     return bytes <= kHeldBytes ? slabs() * (inside_ ? 1 : panels(inner_)) : 1;
   }
 
-  // products[other][point][inner] (+)= sum over the slab's tiles
-  void multiply(const T* outer, const T* inner, int64_t other, int64_t others, int64_t lanes,
-                int64_t slab, T* products) {
-    const int64_t outer_plane = inside_ ? windows_.plane() : positions_.plane();
-    const int64_t inner_plane = inside_ ? positions_.plane() : windows_.plane();
-    const int64_t outer_pitch = inside_ ? windows_.pitch() : positions_.pitch();
+  // products[other][point][inner] (+)= sum over the slab's tiles, for some others of a pack
+  void multiply(const T* outer, const T* inner, int64_t others, int64_t lanes, int64_t slab,
+                T* products) const {
     const int64_t tiles = std::min(slab_, down_ - slab * slab_) * across_;
-    product_rows<T>(outer + other, 1, outer_pitch, others, inner, lanes, tiles, products,
-                    kPlanes * kPanel<T>, slab > 0, {kPlanes, outer_plane, inner_plane, kPanel<T>});
+    const auto run = lanes > 2 * kWidth<T> ? &TileTransform::multiply_rows<kRows, 3>
+                     : lanes > kWidth<T>   ? &TileTransform::multiply_rows<kRows, 2>
+                                           : &TileTransform::multiply_rows<kPack, 1>;
+    (this->*run)(outer, inner, others, tiles, products, slab > 0);
+  }
+
+  // By R others at a time first, and C vectors.
+  template <int R, int C>
+  void multiply_rows(const T* outer, const T* inner, int64_t others, int64_t tiles, T* products,
+                     bool accumulate) const {
+    for (; others >= R; others -= R, outer += R, products += R * kPlanes * kPanel<T>)
+      multiply_points<R, C>(outer, plane(kPack), inner, plane(C * kWidth<T>), tiles, products,
+                            accumulate);
+    if constexpr (R > 1)
+      if (others > 0)
+        multiply_rows<R <= 4 ? R - 1 : 4, C>(outer, inner, others, tiles, products, accumulate);
+  }
+
+  template <int R, int C>
+  [[gnu::noinline]] static void multiply_points(const T* outer, int64_t outer_plane, const T* inner,
+                                                int64_t inner_plane, int64_t tiles, T* products,
+                                                bool accumulate) {
+    for (int point = 0; point < kPlanes; ++point) {
+      product_tile<T, R, C>(outer, 1, kPack, inner, C * kWidth<T>, tiles, products,
+                            kPlanes * kPanel<T>, accumulate);
+      outer += outer_plane;
+      inner += inner_plane;
+      products += kPanel<T>;
+    }
   }
 
   template <class Sink>

@@ -88,16 +88,16 @@ constexpr int tile_rows(int64_t vectors) {
 }
 
 // Matrix product on C vectors of a packed panel:
-// c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] * b[k * kPanel + j].
+// c[r * pitch + j] (+)= sum_k a[r * a_row + k * a_step] * b[k * b_step + j].
 template <class T, int R, int C>
 [[gnu::always_inline]] inline void product_tile(const T* __restrict a, int64_t a_row,
                                                 int64_t a_step, const T* __restrict b,
-                                                int64_t count, T* __restrict c, int64_t c_pitch,
-                                                bool accumulate) {
+                                                int64_t b_step, int64_t count, T* __restrict c,
+                                                int64_t c_pitch, bool accumulate) {
   Reg<T> acc[R][C] = {};
   for (int64_t k = 0; k < count; ++k) {
     Reg<T> columns[C];
-    for (int v = 0; v < C; ++v) columns[v] = load(b + k * kPanel<T> + v * kWidth<T>);
+    for (int v = 0; v < C; ++v) columns[v] = load(b + k * b_step + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
       const Reg<T> row = broadcast(a[r * a_row + k * a_step]);
       for (int v = 0; v < C; ++v) acc[r][v] += row * columns[v];
@@ -110,43 +110,29 @@ template <class T, int R, int C>
     }
 }
 
-// Matrix products that follow each other in memory: how many, and the step of each operand.
-struct Batch {
-  int64_t count = 1, a = 0, b = 0, c = 0;
-};
-
 // product_tile for any number of rows, by R at a time first.
+// All arguments are values: what is read through a pointer is read again after every store.
 template <class T, int R, int C>
-[[gnu::always_inline]] inline void product_strips(const T* a, int64_t a_row, int64_t a_step,
-                                                  int64_t rows, const T* b, int64_t count, T* c,
-                                                  int64_t c_pitch, bool accumulate) {
+[[gnu::noinline]] void product_strips(const T* a, int64_t a_row, int64_t a_step, int64_t rows,
+                                      const T* b, int64_t count, T* c, int64_t c_pitch,
+                                      bool accumulate) {
   for (; rows >= R; rows -= R, a += R * a_row, c += R * c_pitch)
-    product_tile<T, R, C>(a, a_row, a_step, b, count, c, c_pitch, accumulate);
+    product_tile<T, R, C>(a, a_row, a_step, b, kPanel<T>, count, c, c_pitch, accumulate);
   if constexpr (R > 1)
     if (rows > 0)
       product_strips<T, R <= 4 ? R - 1 : 4, C>(a, a_row, a_step, rows, b, count, c, c_pitch,
                                                accumulate);
 }
 
-// All arguments are values: what is read through a pointer is read again after every store.
-template <class T, int R, int C>
-[[gnu::noinline]] void product_batch(const T* a, int64_t a_row, int64_t a_step, int64_t rows,
-                                     const T* b, int64_t count, T* c, int64_t c_pitch,
-                                     bool accumulate, Batch batch) {
-  for (int64_t i = 0; i < batch.count; ++i, a += batch.a, b += batch.b, c += batch.c)
-    product_strips<T, R, C>(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate);
-}
-
-// product_tile for any number of rows, `columns` of the panel in whole vectors, and a batch.
+// product_tile for any number of rows, and `columns` of the panel in whole vectors.
 template <class T>
 void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
-                  int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate,
-                  const Batch& batch = {}) {
+                  int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate) {
   const int64_t vectors = ceil_div(std::min<int64_t>(columns, kPanel<T>), kWidth<T>);
-  const auto run = vectors == 3   ? product_batch<T, tile_rows(3), 3>
-                   : vectors == 2 ? product_batch<T, tile_rows(2), 2>
-                                  : product_batch<T, tile_rows(1), 1>;
-  run(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate, batch);
+  const auto run = vectors == 3   ? product_strips<T, tile_rows(3), 3>
+                   : vectors == 2 ? product_strips<T, tile_rows(2), 2>
+                                  : product_strips<T, tile_rows(1), 1>;
+  run(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate);
 }
 
 // tile[r * kPanel + j] += sum_k a[at[k] + r] * b[at[k] + j] on R rows and C vectors.
