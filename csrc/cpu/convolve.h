@@ -54,7 +54,8 @@ inline int64_t next_block(int64_t left, int64_t height) {
 template <class T, int R>
 void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c, int64_t pitch,
               int64_t count) {
-  constexpr int Wide = R == 1 ? 8 : kManyRegisters ? 6 : 12 / R;
+  // Sums, the vectors they take and a weight are in registers at once.
+  constexpr int Wide = R == 1 ? 8 : kManyRegisters ? 6 : R == 2 ? 5 : R <= 4 ? 3 : 2;
   int64_t vectors = ceil_div(count, kWidth<T>), q = 0;
   auto strip = [&]<int C>() {
     axpy_tile<T, R, C>(b + q, offsets, terms, w, c + q, pitch);
@@ -156,7 +157,8 @@ void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m
     context.parallel_for(out.size[1] * taps.groups * slabs, [&](int64_t task) {
       const int64_t slab = task % slabs, g = task / slabs % taps.groups;
       const int64_t n = task / slabs / taps.groups;
-      Scratch<T> arrays(sources * p.phases * p.plane + p.flat);
+      const int64_t filled = sources * p.phases * p.plane;
+      Scratch<T> arrays(filled + p.flat, filled);
       fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
       const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
       Scratch<T> line(height * pitch);

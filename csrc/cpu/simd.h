@@ -100,19 +100,21 @@ inline T sum(Reg<T> v) {
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 
-// Zeroed scratch memory on a vector boundary. The slack lets a vector load run past the end.
+// Scratch memory on a vector boundary, zeroed but for the first entries, `overwritten` before they
+// are read. The slack lets a vector load run past the end.
 template <class T>
 class Scratch {
  public:
-  explicit Scratch(int64_t count)
-      : storage_(static_cast<size_t>(count + 2 * kSlack), T(0)), data_(storage_.data()) {
+  explicit Scratch(int64_t count, int64_t overwritten = 0)
+      : storage_(new T[count + 2 * kSlack]), data_(storage_.get()) {
     const auto address = reinterpret_cast<uintptr_t>(data_);
     data_ += (64 - address % 64) % 64 / sizeof(T);
+    std::fill(data_ + overwritten, storage_.get() + count + 2 * kSlack, T(0));
   }
   T* data() { return data_; }
 
  private:
   static constexpr int64_t kSlack = 4 * 64 / sizeof(T);
-  std::vector<T> storage_;
+  std::unique_ptr<T[]> storage_;
   T* data_;
 };
