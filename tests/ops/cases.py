@@ -207,6 +207,7 @@ LAYERS: list[Layer] = [
         "conv2d", 2, 2, 7, 8, kernel_size=3, stride=2, dilation=2, padding=4, padding_mode="reflect"
     ),
     _layer("conv2d", 17, 33, 40, 40, n=1, kernel_size=3, padding=1),
+    _layer("conv2d", 33, 26, 9, 6, n=2, kernel_size=3, padding=1, v=3),  # tiles of three positions
     _layer("conv2d", 2, 3, 70, 57, n=1, kernel_size=3, padding=1),
     _layer("conv2d", 3, 9, 31, 28, n=2, kernel_size=5, v=9),
     _layer("conv2d", 3, 41, 21, 16, n=2, kernel_size=5, v=3),
