@@ -6,8 +6,8 @@
 //   g_k = scale sum_p p^k (sum_j p^j s_j) w_p(x),
 // one product a point instead of one for each tap and position. The point at infinity takes the
 // last coefficient; w_p(x) are the coefficients of prod_{q != p} (z - q) applied to x, over their
-// value at z = p. Points are 0, 1, -1, 2, -2 and infinity, of four without the twos and of five
-// without the last. All constants but `scale` are exact in binary, and a multiple of 9 times
+// value at z = p. Six points are 0, 1, -1, 2, -2 and infinity; five do without -2, four without 2
+// and -2. All constants but `scale` are exact in binary, and a multiple of 9 times
 // scale^2 = 1/9 is rounded to its ninth, so that integers stay exact.
 
 template <class T, int kTaps, int kTile>
