@@ -12,7 +12,7 @@ from torch import Tensor
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Use
 from lapkernels.rules.affine import linear_matrix
-from lapkernels.rules.choices import is_any_forced
+from lapkernels.rules.choices import all_forced
 from lapkernels.rules.elementwise import Elementwise, FromOutput
 from lapkernels.rules.shape import Movement
 
@@ -197,9 +197,7 @@ def once_per_plan(find: Callable[Concatenate[Plan, P], R]) -> Callable[Concatena
 
     @wraps(find)
     def look_up(plan: Plan, /, *args: P.args, **options: P.kwargs) -> R:
-        if is_any_forced():
-            return find(plan, *args, **options)
-        key = (find, args, *options.items())
+        key = (find, all_forced(), args, *options.items())
         if key not in plan.memo:
             plan.memo[key] = find(plan, *args, **options)
         return plan.memo[key]

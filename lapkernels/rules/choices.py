@@ -45,9 +45,9 @@ def choice(kind: Choice) -> bool | None:
     return (_forced.get() or {}).get(kind)
 
 
-def is_any_forced() -> bool:
-    """Whether what is chosen may be another way than the cheapest."""
-    return bool(_forced.get())
+def all_forced() -> tuple[tuple[str, bool], ...]:
+    """The ways that are forced or forbidden now."""
+    return tuple((_forced.get() or {}).items())
 
 
 def skips_zeros(s: Tensor, geometry: Geometry) -> bool:
