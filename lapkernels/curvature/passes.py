@@ -108,7 +108,7 @@ def passes(
 
 
 def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterator[Batch]:
-    """A batch in equal parts if it takes more than a megabyte for each.
+    """A batch in equal parts if it takes more than four megabytes for each.
 
     A part has two samples at least: one alone would not show that samples depend on each other.
     """
@@ -122,7 +122,7 @@ def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterat
             count = 1
         else:
             size = trace.entries * trace.prediction.element_size() * batch.count // 2
-            count = min(count, max(1, size >> 20))
+            count = min(count, max(1, size >> 22))
     if count == 1:
         # As it is: a part would have as many labels as samples, whatever was given.
         yield batch

@@ -77,7 +77,7 @@ def test_large_batches_go_in_parts() -> None:
     model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 1, 3)).double()
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
-    x = torch.randn(9, 1, 64, 64, dtype=torch.float64)
+    x = torch.randn(9, 1, 128, 128, dtype=torch.float64)
     found = lk.propagated_variance(model, x, variances(model))
     assert sizes == [2, 2, 2, 2, 3]
     one_by_one = [lk.propagated_variance(model, one, variances(model)) for one in x.split(1)]
