@@ -13,6 +13,6 @@ def keep_freed_memory() -> None:
 
     It gives memory back to the system from twice the largest block freed so far, counted up to
     32 MB. What one batch frees is often more than it keeps by default, and the next batch would pay
-    for fresh pages: up to half its time. From now on the process keeps up to 64 MB.
+    for fresh pages. From now on the process keeps up to 64 MB.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")

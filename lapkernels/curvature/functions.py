@@ -114,6 +114,7 @@ def _relu6(input: Tensor, inplace: bool = False) -> Arguments:
 
 
 def _selu(input: Tensor, inplace: bool = False) -> Arguments:
+    # An elu with these numbers, alpha and scale, in torch itself.
     return None if inplace else (input, 1.6732632423543772, 1.0507009873554805)
 
 
@@ -175,7 +176,7 @@ def _softmax(
     return None if dtype is not None or not isinstance(dim, int) else (input, dim, False)
 
 
-def _mean(input: Tensor, dim: Any, keepdim: bool = False) -> Arguments:
+def _over_dims(input: Tensor, dim: Any, keepdim: bool = False) -> Arguments:
     dims = [dim] if isinstance(dim, int) else dim
     whole = not dims or not all(isinstance(d, int) for d in dims)
     return None if whole else (input, list(dims), keepdim)
@@ -256,10 +257,6 @@ def _global_average_pool(input: Tensor, output_size: Any) -> Arguments:
 def _mean_of_last(input: Tensor, output_size: Any) -> Arguments:
     ones = output_size in (1, (1,), [1])
     return (input, [-1], True) if ones and input.dim() == 3 else None
-
-
-def _run_mean(input: Tensor, dims: list[int], keepdim: bool) -> tuple[Tensor, ...]:
-    return (torch.mean(input, dims, keepdim),)
 
 
 def _group_norm(
@@ -365,7 +362,7 @@ def _functions() -> dict[Any, Function]:
         ),
         F.avg_pool2d: Function.of(aten.avg_pool2d.default, _average_pool),
         F.adaptive_avg_pool2d: Function.of(aten.mean.dim, _global_average_pool),
-        F.adaptive_avg_pool1d: Function.of(aten.mean.dim, _mean_of_last, run=_run_mean),
+        F.adaptive_avg_pool1d: Function.of(aten.mean.dim, _mean_of_last),
         F.group_norm: Function.of(
             aten.native_group_norm.default, _group_norm, run=torch.native_group_norm
         ),
@@ -407,8 +404,8 @@ def _functions() -> dict[Any, Function]:
         table[space.permute] = Function.of(aten.permute.default, _permute)
         table[space.matmul] = Function.of(aten.mm.default, _product)
         table[space.mm] = Function.of(aten.mm.default, _product)
-        table[space.mean] = Function.of(aten.mean.dim, _mean)
-        table[space.sum] = Function.of(aten.sum.dim_IntList, _mean)
+        table[space.mean] = Function.of(aten.mean.dim, _over_dims)
+        table[space.sum] = Function.of(aten.sum.dim_IntList, _over_dims)
         table[space.clamp] = Function.of(aten.clamp.default, _clamp)
         table[space.pow] = Function.of(aten.pow.Tensor_Scalar, _power)
         table[space.tanh] = Function.of(aten.tanh.default, _one, run=_run_tanh)
