@@ -198,7 +198,9 @@ def _pass(
     select = selector(output, batch.count)
     inputs = (batch.args, batch.kwargs)
     by_autograd = route == "autograd"
-    plan = None if by_autograd else planned(subject, inputs, select, graph=graph)
+    plan = None
+    if not by_autograd:
+        plan = planned(subject, inputs, select, graph=graph, is_output=output is None)
     if plan is not None and plan.trace.opaque:
         if route == "rules":
             opaque = plan.trace.opaque[0]

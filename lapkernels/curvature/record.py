@@ -24,12 +24,13 @@ from lapkernels.rules import Samples, follow
 class Subject:
     """A model, the parameters whose curvature is meant, and what is looked up in it once.
 
-    ``places`` are where modules hold parameters: a dictionary, the key in it, and the parameter's
-    first name. ``paths`` has the name of each module by identity. It is ``watched`` op by op once
-    shortcuts have missed something.
+    ``modules`` are in the order of their paths, some perhaps twice. ``places`` are where they hold
+    parameters: a dictionary, the key in it, and the parameter's first name. ``paths`` has the name
+    of each module by identity. It is ``watched`` op by op once shortcuts have missed something.
     """
 
     model: nn.Module
+    modules: list[nn.Module]
     chosen: dict[str, nn.Parameter]
     parameters: dict[str, nn.Parameter]
     places: list[tuple[dict[str, Any], str, str]]
@@ -41,28 +42,24 @@ class Subject:
     @classmethod
     def of(cls, contents: Contents, chosen: dict[str, nn.Parameter]) -> Subject:
         """Of a model that was looked up."""
-        firsts = contents.firsts
-        modules = list({id(module): module for _, module in contents.modules}.values())
-        places = [
-            (module._parameters, key, firsts[id(parameter)])
-            for module in modules
-            for key, parameter in module._parameters.items()
-            if parameter is not None
-        ]
-        return cls(
-            contents.model,
-            chosen,
-            {first: contents.aliases[first] for first in firsts.values()},
-            places,
-            {id(module): name for name, module in reversed(contents.modules)},
-            [
-                buffer
-                for module in modules
-                for buffer in module._buffers.values()
-                if buffer is not None
-            ],
-            any(isinstance(module, nn.RNNBase) for module in modules),
-        )
+        places: list[tuple[dict[str, Any], str, str]] = []
+        paths: dict[int, str] = {}
+        buffers: list[Tensor] = []
+        recurrent = False
+        for path, module in contents.modules:
+            if id(module) in paths:
+                continue
+            paths[id(module)] = path
+            held = module._parameters
+            for key, parameter in held.items():
+                if parameter is not None:
+                    places.append((held, key, contents.firsts[id(parameter)]))
+            if module._buffers:
+                buffers += [buffer for buffer in module._buffers.values() if buffer is not None]
+            recurrent = recurrent or isinstance(module, nn.RNNBase)
+        modules = [module for _, module in contents.modules]
+        parameters = contents.parameters
+        return cls(contents.model, modules, chosen, parameters, places, paths, buffers, recurrent)
 
 
 def record(

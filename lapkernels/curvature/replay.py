@@ -5,7 +5,8 @@ ones. A recorded pass whose functions were all known (``shortcuts``) leaves a ``
 calls in order, with a number for each tensor. A later pass of the same model on tensors of the same
 kinds runs the model as it is, and compares each call: the same function, arguments and numbers.
 Then the template's rules hold for it, once the tensors that they keep are put in their place. At
-the first call that differs the pass is recorded instead.
+the first call that differs the pass is recorded instead. A model of torch's own layers need not
+even run: while its ``settings`` are the same, its calls are.
 
 A template serves one pass at a time: it is taken out of the model's list and comes back, with no
 tensor left in it, when the pass is gone.
@@ -26,7 +27,8 @@ from lapkernels.curvature.memory import version_of
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Start, Subject, record, run
-from lapkernels.curvature.trace import Calls, filled, repeats
+from lapkernels.curvature.settings import settings_of
+from lapkernels.curvature.trace import Calls, Step, filled, repeats
 from lapkernels.curvature.watch import Watch
 
 # A pass starts while its caller still holds the one before, so two templates take turns.
@@ -37,10 +39,14 @@ KINDS = 8
 
 @dataclass(eq=False, slots=True)
 class Template:
-    """The calls of a pass and the plan of its way back."""
+    """The calls of a pass and the plan of its way back.
+
+    ``settings`` are those of the model, if nothing else can change its calls.
+    """
 
     calls: Calls
     plan: Plan
+    settings: object
 
 
 class Lease:
@@ -66,16 +72,18 @@ def planned(
     select: Callable[[Any], Any],
     *,
     graph: bool = False,
+    is_output: bool = False,
 ) -> Plan:
     """Run the model on a batch, and the plan of the way back: replayed if it can be.
 
-    torch's random numbers are left as they were; calls that are replayed draw none.
+    ``is_output`` says that ``select`` takes what the model returns as it is. torch's random numbers
+    are left as they were; calls that are replayed draw none.
     """
     args, kwargs = inputs
     home = None
     if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
-        plan = _replayed(home, subject, inputs, select, graph)
+        plan = _replayed(home, subject, inputs, select, graph, is_output)
         if plan is not None:
             return plan
     with random_state_kept(subject.model, inputs):
@@ -84,8 +92,28 @@ def planned(
     calls, trace.calls = trace.calls, None
     if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
         empty = replace(trace, prediction=cast(Tensor, None), graph=None, leaves={})
-        trace.lease = Lease(Template(calls, replace(plan, trace=empty)), home)
+        template = Template(calls, replace(plan, trace=empty), _settings(subject))
+        trace.lease = Lease(template, home)
     return plan
+
+
+def _settings(subject: Subject) -> object:
+    """What a model's calls depend on, None if it may be more; unlike lists these never change."""
+    if len(set(map(id, subject.buffers))) < len(subject.buffers):
+        return None
+    found = _present_settings(subject)
+    try:
+        hash(found)
+    except TypeError:
+        return None
+    return found
+
+
+def _present_settings(subject: Subject) -> tuple[Any, ...] | None:
+    settings = settings_of(subject.modules)
+    if settings is None:
+        return None
+    return (*settings, *[name for _, _, name in subject.places])
 
 
 def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
@@ -108,6 +136,7 @@ def _replayed(
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     select: Callable[[Any], Any],
     graph: bool,
+    is_output: bool,
 ) -> Plan | None:
     """The plan of a pass by a free template, None if the pass goes another way."""
     try:
@@ -116,17 +145,14 @@ def _replayed(
         return None
     lease = Lease(template, home)
     start = Start.of(subject, inputs, graph)
-    watch = Replay(template.calls, start.given(subject), graph)
-    try:
-        output = run(subject, start, select, watch)
-    except Different:
-        return None
-    except Exception:
-        # Such as a hook on a tensor that has no graph here; others come again.
-        if graph:
-            raise
-        return None
-    if not watch.is_complete(output):
+    given = start.given(subject)
+    settings = template.settings if is_output else None
+    output: Tensor | None
+    if settings is not None and settings == _present_settings(subject):
+        output = _repeated(template.calls, given, graph)
+    else:
+        output = _watched(template.calls, given, subject, start, select, graph)
+    if output is None:
         return None
     trace = replace(
         template.plan.trace,
@@ -136,6 +162,52 @@ def _replayed(
         lease=lease,
     )
     return replace(template.plan, trace=trace)
+
+
+def _repeated(calls: Calls, given: list[Tensor], graph: bool) -> Tensor | None:
+    """The output of the calls on other tensors, None if torch did something else."""
+    if any(type(tensor) is not Tensor for tensor in given):
+        return None
+    with torch.set_grad_enabled(graph):
+        for step in calls.steps:
+            if step.function.run is None:
+                args = [filled(one, given) for one in step.args]
+                values = [filled(one, given) for one in step.values]
+                outputs = (step.func(*args, **dict(zip(step.names, values, strict=True))),)
+            else:
+                outputs = step.function.run(*[filled(one, given) for one in step.given])
+            if step.returned is None:
+                given += outputs
+                _keep(step, given, graph)
+    return given[calls.output]
+
+
+def _watched(
+    calls: Calls,
+    given: list[Tensor],
+    subject: Subject,
+    start: Start,
+    select: Callable[[Any], Any],
+    graph: bool,
+) -> Tensor | None:
+    """The output of the model, None if it made other calls."""
+    watch = Replay(calls, given, graph)
+    try:
+        output = run(subject, start, select, watch)
+    except Different:
+        return None
+    except Exception:
+        # Such as a hook on a tensor that has no graph here; others come again.
+        if graph:
+            raise
+        return None
+    return output if watch.is_complete(output) else None
+
+
+def _keep(step: Step, tensors: Sequence[Tensor], detach: bool) -> None:
+    """Put the tensors of a call where its rule keeps them."""
+    for kept, index in step.kept:
+        kept.tensor = tensors[index].detach() if detach else tensors[index]
 
 
 class Different(RuntimeError):
@@ -203,8 +275,7 @@ class Replay(Watch):
             numbers[key] = self._order[len(tensors)]
             tensors.append(out)
             self._versions.append(version_of(out))
-        for kept, index in step.kept:
-            kept.tensor = tensors[index].detach() if self._detach else tensors[index]
+        _keep(step, tensors, self._detach)
         return outputs[0]
 
     def is_complete(self, output: Tensor) -> bool:
