@@ -44,15 +44,18 @@ def pull_diagonal(plan: Plan, m: Tensor, found: Found) -> None:
                 accumulate(at, id(value), part)
 
 
-def passes_both(plan: Plan) -> bool:
-    """Whether a diagonal and a gradient can go back together: chains hold every parameter."""
-    linked = chains(plan)
-    inside = {id(link.layer) for chain in linked.values() for link in chain.links}
+def passes_both(plan: Plan, like: Tensor) -> bool:
+    """Whether a diagonal and a gradient, of a kind ``like`` a tensor, can go back together."""
+    return _chains_hold_all(plan) and all(chain.takes(like) for chain in chains(plan).values())
+
+
+@once_per_plan
+def _chains_hold_all(plan: Plan) -> bool:
+    """Whether every parameter belongs to a chain."""
+    inside = {id(link.layer) for chain in chains(plan).values() for link in chain.links}
     alone = [node for node in plan.sample_nodes if id(node) not in inside]
-    return (
-        not plan.weight_nodes
-        and all(chain.takes(plan.trace.prediction) for chain in linked.values())
-        and not any(node.rule.uses or node.rule.passes_activation for node in alone)
+    return not plan.weight_nodes and not any(
+        node.rule.uses or node.rule.passes_activation for node in alone
     )
 
 

@@ -17,6 +17,7 @@ from lapkernels.curvature.diag import (
 )
 from lapkernels.curvature.diagonal_walk import passes_both, pull_both
 from lapkernels.curvature.passes import Pass, Route, passes
+from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
 from lapkernels.curvature.state import Diagonal, Summary
@@ -68,6 +69,11 @@ def gradient_and_diag(
     if method == "hessian":
         raise ValueError("method='hessian' is not made from a forward pass alone; use hessian_diag")
     noise = resolve(likelihood)
+
+    def goes_together(plan: Plan) -> bool:
+        like = next(iter(chosen.values()))
+        return method == "approx" and not plan.trace.opaque and passes_both(plan, like)
+
     chosen, batches = passes(
         model,
         data,
@@ -76,7 +82,7 @@ def gradient_and_diag(
         memory_budget=memory_budget,
         progress=progress,
         route=route,
-        graph=True,
+        graph=lambda plan: not goes_together(plan),
     )
     losses: list[Tensor] = []
     gradient: dict[str, Tensor] = {}
@@ -89,7 +95,7 @@ def gradient_and_diag(
         noise.check(f, y)
         losses.append(noise.nll(f, y))
         score = noise.score(f, y)
-        if method == "approx" and not one.plan.trace.opaque and passes_both(one.plan):
+        if goes_together(one.plan):
             part = SquaredSum(chosen)
             pull_both(one.plan, noise.diagonal(f, y), score, total.add, part.add)
             found = part.values

@@ -18,7 +18,7 @@ from lapkernels.curvature.freed_memory import keep_freed_memory
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Subject, record
-from lapkernels.curvature.replay import planned
+from lapkernels.curvature.replay import WantsGraph, planned
 from lapkernels.curvature.sections import pull_compressed
 from lapkernels.curvature.selection import Batch, Output, batches_of, selector
 from lapkernels.curvature.walk import Collector, pull_columns
@@ -78,13 +78,14 @@ def passes(
     memory_budget: int | None = None,
     progress: bool = False,
     route: Route = "auto",
-    graph: bool = False,
+    graph: WantsGraph = False,
     parts: int = 1,
     split: Callable[[Pass], int] | None = None,
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
     """The chosen parameters, and a pass for every batch of the data.
 
-    With ``graph`` every pass keeps autograd's graph of its prediction. Large batches go in so many
+    With ``graph`` every pass keeps autograd's graph of its prediction, or every one with such a plan
+    and those of new plans. Large batches go in so many
     ``parts``, each a pass of its own. ``split`` says of a pass into how many it should be split so
     that what it needs at a time fits into the memory that the whole was allowed.
     """
@@ -136,7 +137,7 @@ def _passes(
     output: Output,
     budget: int | None,
     route: Route,
-    graph: bool,
+    graph: WantsGraph,
     split: Callable[[Pass], int] | None,
 ) -> Iterator[Pass]:
     """One pass for the batch, or for each of its parts or samples if that is what it takes."""
@@ -166,7 +167,7 @@ def _one_by_one(
     output: Output,
     budget: int | None,
     route: Route,
-    graph: bool,
+    graph: WantsGraph,
 ) -> Iterator[Pass]:
     with random_state_kept(subject.model, batch.args, batch.kwargs), torch.no_grad():
         together = selector(output, batch.count)(subject.model(*batch.args, **batch.kwargs))
@@ -193,7 +194,7 @@ def _pass(
     output: Output,
     budget: int | None,
     route: Route,
-    graph: bool,
+    graph: WantsGraph,
 ) -> Pass:
     select = selector(output, batch.count)
     inputs = (batch.args, batch.kwargs)
@@ -208,7 +209,7 @@ def _pass(
         plan, by_autograd = None, True
     if plan is None:
         with random_state_kept(subject.model, inputs):
-            plan = Plan.of(record(subject, inputs, select, edges=True, graph=graph))
+            plan = Plan.of(record(subject, inputs, select, edges=True, graph=bool(graph)))
     trace = plan.trace
     if trace.opaque and trace.hidden and trace.count > 1:
         raise SamplesLost(f"{trace.opaque[0]} that reads parameters")

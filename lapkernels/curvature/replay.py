@@ -31,6 +31,8 @@ from lapkernels.curvature.settings import settings_of
 from lapkernels.curvature.trace import Calls, Step, filled, repeats
 from lapkernels.curvature.watch import Watch
 
+WantsGraph = bool | Callable[[Plan], bool]
+
 # A pass starts while its caller still holds the one before, so two templates take turns.
 TEMPLATES = 2
 # Kinds of inputs that are remembered for a model.
@@ -71,12 +73,13 @@ def planned(
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     select: Callable[[Any], Any],
     *,
-    graph: bool = False,
+    graph: WantsGraph = False,
     is_output: bool = False,
 ) -> Plan:
     """Run the model on a batch, and the plan of the way back: replayed if it can be.
 
-    ``is_output`` says that ``select`` takes what the model returns as it is. torch's random numbers
+    ``graph`` says whether autograd's graph is kept, or for which plans; a recorded pass keeps it
+    then. ``is_output`` says that ``select`` takes what the model returns as it is. torch's random numbers
     are left as they were; calls that are replayed draw none.
     """
     args, kwargs = inputs
@@ -87,7 +90,7 @@ def planned(
         if plan is not None:
             return plan
     with random_state_kept(subject.model, inputs):
-        plan = Plan.of(record(subject, inputs, select, graph=graph))
+        plan = Plan.of(record(subject, inputs, select, graph=bool(graph)))
     trace = plan.trace
     calls, trace.calls = trace.calls, None
     if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
@@ -135,7 +138,7 @@ def _replayed(
     subject: Subject,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     select: Callable[[Any], Any],
-    graph: bool,
+    graph: WantsGraph,
     is_output: bool,
 ) -> Plan | None:
     """The plan of a pass by a free template, None if the pass goes another way."""
@@ -144,6 +147,7 @@ def _replayed(
     except IndexError:  # none is free; asked first, another thread might take the last
         return None
     lease = Lease(template, home)
+    graph = graph if isinstance(graph, bool) else graph(template.plan)
     start = Start.of(subject, inputs, graph)
     given = start.given(subject)
     settings = template.settings if is_output else None
