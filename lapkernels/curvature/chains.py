@@ -48,15 +48,16 @@ class Link:
         """What the op reads of it."""
         rule = self.layer.rule
         use = rule.uses[1]
-        assert isinstance(use, WeightUse)
+        slope = None if self.activation is None else self.activation.rule.slope()
+        z = None if slope is None else slope.z
         if isinstance(rule, Linear):
             assert isinstance(use, RowsUse)
-            x, weight = _dense(use.rows()), rule.matrix and _dense(rule.matrix.tensor)
+            x, kept = _dense(use.rows()), rule.matrix
+            weight = None if kept is None else _dense(kept.tensor)
+            z = None if z is None else _dense(z)
         else:
-            assert isinstance(rule, Convolution)
-            x, weight = use.x(), rule.weight and rule.weight.tensor
-        slope = None if self.activation is None else self.activation.rule.slope()
-        z = slope and (_dense(slope.z) if isinstance(rule, Linear) else slope.z)
+            assert isinstance(rule, Convolution) and isinstance(use, WeightUse)
+            x, weight = use.x(), None if rule.weight is None else rule.weight.tensor
         return ChainLayer(
             use.geometry,
             # Not read where nothing goes on.
@@ -65,8 +66,7 @@ class Link:
             self.weight is not None,
             self.bias is not None,
             z,
-            "identity" if slope is None else slope.activation,
-            0.0 if slope is None else slope.slope,
+            *(() if slope is None else (slope.activation, slope.slope)),
         )
 
 

@@ -84,10 +84,10 @@ def passes(
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
     """The chosen parameters, and a pass for every batch of the data.
 
-    With ``graph`` every pass keeps autograd's graph of its prediction, or every one with such a plan
-    and those of new plans. Large batches go in so many
-    ``parts``, each a pass of its own. ``split`` says of a pass into how many it should be split so
-    that what it needs at a time fits into the memory that the whole was allowed.
+    With ``graph`` every pass keeps autograd's graph of its prediction, or those of such plans and
+    of new ones. Large batches go in so many ``parts``, each a pass of its own. ``split`` says of a
+    pass into how many it should be split so that what it needs at a time fits into the memory that
+    the whole was allowed.
     """
     if route not in get_args(Route):
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")

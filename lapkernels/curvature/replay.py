@@ -79,8 +79,8 @@ def planned(
     """Run the model on a batch, and the plan of the way back: replayed if it can be.
 
     ``graph`` says whether autograd's graph is kept, or for which plans; a recorded pass keeps it
-    then. ``is_output`` says that ``select`` takes what the model returns as it is. torch's random numbers
-    are left as they were; calls that are replayed draw none.
+    then. ``is_output`` says that ``select`` takes what the model returns as it is. torch's random
+    numbers are left as they were; calls that are replayed draw none.
     """
     args, kwargs = inputs
     home = None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from lapkernels.likelihoods import Likelihood
+from lapkernels.ops import value_samples
 
 T = TypeVar("T")
-# Values of each parameter that enter a fingerprint, evenly spaced.
-FINGERPRINT_VALUES = 64
 
 
 @dataclass(frozen=True)
@@ -89,19 +89,14 @@ def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
 @torch.no_grad()
 def fingerprint(parameters: Mapping[str, Tensor]) -> str:
     """A name for parameters: their names, shapes and dtypes, and some of their values."""
-    kinds = [f"{name}{tuple(p.shape)}{p.dtype}" for name, p in parameters.items()]
-    digest = hashlib.sha256("".join(kinds).encode())
-    parts: list[Tensor] = []
-    for parameter in parameters.values():
-        size = parameter.numel()
-        step = max(1, size // FINGERPRINT_VALUES)
-        if parameter.is_contiguous():
-            count, offset = -(-size // step), parameter.storage_offset()
-            parts.append(parameter.as_strided((count,), (step,), offset))
-        else:
-            parts.append(parameter.reshape(-1)[::step])
-    if len({part.device for part in parts}) > 1:
-        parts = [part.cpu() for part in parts]
-    if parts:
-        digest.update(torch.cat(parts).to("cpu", torch.float64).numpy().tobytes())
+    values = list(parameters.values())
+    kinds = _kinds(tuple(parameters), tuple([(p.shape, p.dtype) for p in values]))
+    digest = hashlib.sha256(kinds)
+    digest.update(value_samples(values).numpy().tobytes())
     return digest.hexdigest()[:16]
+
+
+@lru_cache(256)
+def _kinds(names: tuple[str, ...], kinds: tuple[tuple[torch.Size, torch.dtype], ...]) -> bytes:
+    pairs = zip(names, kinds, strict=True)
+    return "".join(f"{name}{tuple(shape)}{dtype}" for name, (shape, dtype) in pairs).encode()

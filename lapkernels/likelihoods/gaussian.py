@@ -83,6 +83,8 @@ class Gaussian(IndependentOutputs):
 
     def curvature(self, f: Tensor) -> Tensor:
         """1 / variance."""
+        if isinstance(self.variance, float):
+            return f.new_full((), 1 / self.variance)
         return self._variance(f).reciprocal()
 
     def root(self, f: Tensor) -> Tensor:

@@ -26,6 +26,7 @@ from lapkernels.ops.squared_derivative import ACTIVATIONS, squared_derivative
 from lapkernels.ops.squared_gradient_sum import squared_gradient_sum
 from lapkernels.ops.tanh import tanh
 from lapkernels.ops.unfolded import unfolded
+from lapkernels.ops.value_samples import value_samples
 from lapkernels.ops.window_pull import window_pull
 from lapkernels.ops.window_squared_sum import window_squared_sum
 
@@ -65,6 +66,7 @@ __all__ = [
     "squared_gradient_sum",
     "tanh",
     "unfolded",
+    "value_samples",
     "window_pull",
     "window_squared_sum",
 ]

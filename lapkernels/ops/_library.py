@@ -84,8 +84,9 @@ class ListUpdate:
     name: str
     reference: Callable[..., None]
 
-    def __call__(self, *arguments: Any) -> None:
-        tensors = tensors_of(arguments)
+    def __call__(self, *arguments: Any, like: Sequence[Tensor] | None = None) -> None:
+        """Change the tensors. Those that others are ``like`` decide who serves."""
+        tensors = tensors_of(arguments) if like is None else like
         way = route(tensors)
         if way is Route.DIRECT:
             (compiled(self.name, *tensors) or self.reference)(*arguments)

@@ -19,7 +19,7 @@ from torch import Tensor
 from lapkernels.ops._library import has_kernel, register_list_update
 from lapkernels.ops.conv_input import CONV_INPUT
 from lapkernels.ops.conv_weight import CONV_WEIGHT
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.geometry import Geometry, once_per_size
 from lapkernels.ops.squared_derivative import ACTIVATIONS, derivative
 
 
@@ -67,19 +67,16 @@ def layer_chain(
     made: list[Tensor] = []
     read: list[Tensor] = []
     plan: list[int] = []
-    above = m
-    for index, layer in enumerate(layers):
-        last = index == len(layers) - 1
-        wants = (layer.wants_weight, layer.wants_bias, wants_input or not last)
-        dims = len(layer.geometry.kernel_size)
-        plan += [ACTIVATIONS.index(layer.activation), *map(int, wants), dims]
-        if dims:
-            stride, padding, dilation, groups = layer.geometry.arguments
-            plan += [*stride, *padding, *dilation, groups, int(layer.geometry.transposed)]
-        read += [layer.weight, layer.x] if layer.z is None else [layer.weight, layer.x, layer.z]
+    above, left = m, len(layers)
+    for layer in layers:
+        left -= 1
+        wants_weight, wants_bias = layer.wants_weight, layer.wants_bias
+        goes_on = wants_input or left > 0
+        plan += _numbers(layer.geometry, layer.activation, wants_weight, wants_bias, goes_on)
+        read += (layer.weight, layer.x) if layer.z is None else (layer.weight, layer.x, layer.z)
         for way in ways:
-            weight = m.new_empty(layer.weight.shape) if layer.wants_weight else None
-            bias = m.new_empty(above.shape[1]) if layer.wants_bias else None
+            weight = m.new_empty(layer.weight.shape) if wants_weight else None
+            bias = m.new_empty(above.shape[1]) if wants_bias else None
             way.weights.append(weight)
             way.biases.append(bias)
             made += [one for one in (weight, bias) if one is not None]
@@ -88,8 +85,20 @@ def layer_chain(
         for way in ways:
             way.input = m.new_empty(above.shape)
             made.append(way.input)
-    LAYER_CHAIN(made, m, g, read, plan, [layer.slope for layer in layers])
+    like = [m, *read] if g is None else [m, g, *read]
+    LAYER_CHAIN(made, m, g, read, plan, [layer.slope for layer in layers], like=like)
     return squares, gradient
+
+
+@once_per_size
+def _numbers(geometry: Geometry, activation: str, *wants: bool) -> tuple[int, ...]:
+    """What the op is told of a layer whose weight, bias and input are wanted or not."""
+    dims = len(geometry.kernel_size)
+    known = (ACTIVATIONS.index(activation), *map(int, wants), dims)
+    if not dims:
+        return known
+    stride, padding, dilation, groups = geometry.arguments
+    return (*known, *stride, *padding, *dilation, groups, int(geometry.transposed))
 
 
 def _reference(

@@ -1,0 +1,38 @@
+"""Some values of each of many tensors, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lapkernels.kernels import compiled
+from lapkernels.ops._library import has_kernel
+
+# So many stretches of so many values. Single values would each be a line of memory to fetch.
+COUNT, LENGTH = 8, 8
+
+
+def value_samples(tensors: Sequence[Tensor]) -> Tensor:
+    """Evenly spaced stretches of values of each tensor, or all it has, one after the other.
+
+    A vector of float64 on the CPU.
+    """
+    if all(tensor.is_contiguous() for tensor in tensors) and has_kernel("value_samples", tensors):
+        sizes = [min(tensor.numel(), COUNT * LENGTH) for tensor in tensors]
+        out = torch.empty(sum(sizes), dtype=torch.float64)
+        kernel = compiled("value_samples", *tensors)
+        assert kernel is not None
+        kernel(out, tensors, COUNT, LENGTH)
+        return out
+    parts = [_some(tensor.detach().reshape(-1)).to("cpu", torch.float64) for tensor in tensors]
+    return torch.cat([torch.empty(0, dtype=torch.float64), *parts])
+
+
+def _some(values: Tensor) -> Tensor:
+    size = len(values)
+    if size <= COUNT * LENGTH:
+        return values
+    starts = torch.arange(COUNT, device=values.device) * (size // COUNT)
+    return values[(starts[:, None] + torch.arange(LENGTH, device=values.device)).flatten()]
