@@ -5,6 +5,21 @@
 //   D = sum_n sum_t m_t x_t^2,   m <- phi'(z)^2 (W∘W)^T m        and        sum g x,   g <- phi'(z)
 //   W^T g
 
+// out[o] = sum over rows of s[n, o], in double.
+template <class T>
+void row_sums(T* out, const Grid<const T>& s) {
+  constexpr int64_t kFew = 64;
+  for (int64_t o = 0; o < s.size[2]; o += kFew) {
+    const int64_t count = std::min(kFew, s.size[2] - o), step = s.stride[2];
+    double total[kFew] = {};
+    for (int64_t n = 0; n < s.size[1]; ++n) {
+      const T* row = s.data + n * s.stride[1] + o * step;
+      for (int64_t q = 0; q < count; ++q) total[q] += row[q * step];
+    }
+    std::copy_n(total, count, out + o);
+  }
+}
+
 // out[c] = sum over samples and positions of s[n, c, t], lanes of a row in float, rows in double.
 template <class T>
 void channel_sums(const Context& context, T* out, const Grid<const T>& s) {
@@ -27,26 +42,21 @@ void channel_sums(const Context& context, T* out, const Grid<const T>& s) {
   });
 }
 
+// A convolution and what goes through it: what its weight and what is below it gets.
 template <class T, bool kSquared>
-void layer_step(const Context& context, const ChainLayer<T>& layer, const Grid<const T>& s,
-                const Grid<T>& weight, T* bias, const Grid<T>& input) {
+void conv_step(const Context& context, const ChainLayer<T>& layer, const Grid<const T>& s,
+               const Grid<T>& weight, const Grid<T>& input) {
   constexpr Update fresh{0, 1};
   const Grid<const T>&small = layer.transposed ? layer.x : s,
                    &large = layer.transposed ? s : layer.x;
   if (weight.data) {
-    if (layer.linear)
-      linear_weight<T, kSquared>(context, weight, s, layer.x);
-    else if constexpr (kSquared)
+    if constexpr (kSquared)
       squared_conv_weight<T>(context, weight, fresh, small, large, layer.taps, layer.transposed);
     else
       conv_weight<T>(context, weight, fresh, small, large, layer.taps);
   }
-  if (bias) channel_sums<T>(context, bias, s);
   if (!input.data) return;
-  if (layer.linear)
-    linear_input<T, kSquared>(context, input, s, layer.weight, layer.z, layer.activation,
-                              layer.slope);
-  else if constexpr (kSquared)
+  if constexpr (kSquared)
     squared_conv_input<T>(context, input, fresh, s, layer.weight, layer.taps, layer.transposed,
                           layer.z, layer.activation, layer.slope);
   else
@@ -65,11 +75,26 @@ Grid<const T> read_only(const Grid<T>& grid) {
 template <class T>
 void layer_chain(const Context& context, Grid<const T> m, Grid<const T> g,
                  std::span<const ChainLayer<T>> layers) {
+  const size_t ways = g.data ? 2 : 1;
+  Grid<const T> s[2] = {m, g};
   for (const ChainLayer<T>& layer : layers) {
-    layer_step<T, true>(context, layer, m, layer.weight_squares, layer.bias_squares, layer.m);
-    m = read_only(layer.m);
-    if (!g.data) continue;
-    layer_step<T, false>(context, layer, g, layer.weight_gradient, layer.bias_gradient, layer.g);
-    g = read_only(layer.g);
+    const Grid<T> weights[2] = {layer.weight_squares, layer.weight_gradient};
+    const Grid<T> inputs[2] = {layer.m, layer.g};
+    T* const biases[2] = {layer.bias_squares, layer.bias_gradient};
+    for (size_t k = 0; k < ways; ++k)
+      if (biases[k])
+        layer.linear ? row_sums<T>(biases[k], s[k]) : channel_sums<T>(context, biases[k], s[k]);
+    if (layer.linear) {
+      const Flow<T> to_weight[2] = {{s[0], weights[0], true}, {s[1], weights[1], false}};
+      const Flow<T> to_input[2] = {{s[0], inputs[0], true}, {s[1], inputs[1], false}};
+      if (weights[0].data) linear_weight<T>(context, {to_weight, ways}, layer.x);
+      if (inputs[0].data)
+        linear_input<T>(context, {to_input, ways}, layer.weight, layer.z, layer.activation,
+                        layer.slope);
+    } else {
+      conv_step<T, true>(context, layer, s[0], weights[0], inputs[0]);
+      if (g.data) conv_step<T, false>(context, layer, s[1], weights[1], inputs[1]);
+    }
+    for (size_t k = 0; k < ways; ++k) s[k] = read_only(inputs[k]);
   }
 }

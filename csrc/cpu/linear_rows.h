@@ -2,21 +2,35 @@
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
 //   pull:    out[n, i] = factor(n, i) sum_o s[n, o] f(W[o, i])    parallel over stretches of i
-//   weight:  D[o, i] = sum_n s[n, o] g(x[n, i])                   parallel over stretches of o
+//   weight:  D[o, i] = sum_n s[n, o] f(x[n, i])                   parallel over blocks of o
 //
-// Grids are [N, features]; f and g square or not. Weights, inputs and results are dense along i.
+// of a diagonal, where f and the factor are squared, of a gradient, or of both at once. Grids are
+// [N, features]. Weights, inputs and results are dense along i. Rows of s that are one and the
+// same, as a constant Hessian has them, are multiplied once.
 
 constexpr int kRowBlock = 6, kStripVectors = kManyRegisters ? 4 : 2;
 template <class T>
 constexpr int64_t kStrip = kStripVectors * kWidth<T>;
 
-// to[r * pitch + x] = sum_j a[r * a_row + j * a_step] b[j * kStrip + x], R rows of a strip.
-template <class T, int R>
+// What goes through a layer: from s to out, by squares or not.
+template <class T>
+struct Flow {
+  Grid<const T> s;
+  Grid<T> out;
+  bool squared;
+  bool same() const { return s.stride[1] == 0; }
+};
+
+// to[r * pitch + x] = (to +) sum_j a[r * a_row + j * a_step] b[j * b_step + x], R rows of a strip.
+template <class T, int R, bool kAdd>
 [[gnu::always_inline]] inline void row_tile(const T* __restrict a, int64_t a_row, int64_t a_step,
-                                            const T* __restrict b, int64_t terms, T* to,
-                                            int64_t pitch) {
+                                            const T* __restrict b, int64_t b_step, int64_t terms,
+                                            T* to, int64_t pitch) {
   Reg<T> acc[R][kStripVectors] = {};
-  for (int64_t j = 0; j < terms; ++j, a += a_step, b += kStrip<T>) {
+  if constexpr (kAdd)
+    for (int r = 0; r < R; ++r)
+      for (int v = 0; v < kStripVectors; ++v) acc[r][v] = load(to + r * pitch + v * kWidth<T>);
+  for (int64_t j = 0; j < terms; ++j, a += a_step, b += b_step) {
     Reg<T> columns[kStripVectors];
     for (int v = 0; v < kStripVectors; ++v) columns[v] = load(b + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
@@ -28,100 +42,121 @@ template <class T, int R>
     for (int v = 0; v < kStripVectors; ++v) store(to + r * pitch + v * kWidth<T>, acc[r][v]);
 }
 
-// The same for up to kRowBlock rows and the first `count` entries of a strip.
-template <class T>
-[[gnu::always_inline]] inline void row_block(const T* a, int64_t a_row, int64_t a_step,
-                                             int64_t rows, const T* b, int64_t terms, int64_t count,
-                                             T* to, int64_t pitch) {
-  if (count < kStrip<T>) {
-    for (int64_t r = 0; r < rows; ++r)
-      for (int64_t x = 0; x < count; ++x) {
-        T total = 0;
-        for (int64_t j = 0; j < terms; ++j)
-          total += a[r * a_row + j * a_step] * b[j * kStrip<T> + x];
-        to[r * pitch + x] = total;
-      }
-    return;
-  }
+// Tiles side by side up to `width`, whose b are b_strip apart. On its own, so that accumulators
+// stay in registers whatever is around a call.
+template <class T, int R, bool kAdd>
+[[gnu::noinline]] void strip_sums(const T* a, int64_t a_row, int64_t a_step, const T* b,
+                                  int64_t b_step, int64_t b_strip, int64_t terms, T* to,
+                                  int64_t pitch, int64_t width) {
+  for (int64_t x = 0; x < width; x += kStrip<T>, b += b_strip)
+    row_tile<T, R, kAdd>(a, a_row, a_step, b, b_step, terms, to + x, pitch);
+}
+
+// Calls body.template operator()<R>() for R rows, at most kRowBlock.
+template <class Body>
+[[gnu::always_inline]] inline void with_rows(int64_t rows, Body body) {
   switch (rows) {
     case 6:
-      return row_tile<T, 6>(a, a_row, a_step, b, terms, to, pitch);
+      return body.template operator()<6>();
     case 5:
-      return row_tile<T, 5>(a, a_row, a_step, b, terms, to, pitch);
+      return body.template operator()<5>();
     case 4:
-      return row_tile<T, 4>(a, a_row, a_step, b, terms, to, pitch);
+      return body.template operator()<4>();
     case 3:
-      return row_tile<T, 3>(a, a_row, a_step, b, terms, to, pitch);
+      return body.template operator()<3>();
     case 2:
-      return row_tile<T, 2>(a, a_row, a_step, b, terms, to, pitch);
+      return body.template operator()<2>();
     default:
-      return row_tile<T, 1>(a, a_row, a_step, b, terms, to, pitch);
+      return body.template operator()<1>();
   }
 }
 
-// On its own, so that its accumulators stay in registers whatever is around a call.
 template <class T>
-[[gnu::noinline]] void row_sums(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const T* b,
-                                int64_t terms, int64_t count, T* to) {
-  row_block<T>(a, a_row, a_step, rows, b, terms, count, to, kStrip<T>);
+void copy_values(T* to, const T* from, int64_t count, bool squared) {
+  if (squared)
+    for (int64_t x = 0; x < count; ++x) to[x] = from[x] * from[x];
+  else
+    std::copy(from, from + count, to);
 }
 
-// Rows of `s` that are one and the same, as a constant Hessian has them, are multiplied once.
-template <class T, bool kSquared>
-void linear_input(const Context& context, Grid<T> out, Grid<const T> s, Grid<const T> weight,
+// A stretch of the weight goes through the cache in blocks, each packed for all ways while it is
+// there: its rows are far apart, often by a power of two.
+template <class T>
+void linear_input(const Context& context, std::span<const Flow<T>> ways, Grid<const T> weight,
                   Grid<const T> z, Activation activation, double slope) {
-  constexpr int64_t kStretch = 4 * kStrip<T>;
-  const int64_t features = out.size[2], samples = s.size[1];
-  const bool same = s.stride[1] == 0;
-  const int64_t rows = same ? 1 : samples, terms = weight.size[1];
-  with_activation(activation, [&]<Activation kind>() {
-    context.parallel_for(ceil_div(features, kStretch), [&](int64_t task) {
-      alignas(64) T sums[kRowBlock * kStrip<T>];
-      Scratch<T> strip(terms * kStrip<T>);
-      const int64_t end = std::min(features, (task + 1) * kStretch);
-      for (int64_t x = task * kStretch; x < end; x += kStrip<T>) {
-        const int64_t width = std::min(kStrip<T>, end - x);
-        for (int64_t o = 0; o < terms; ++o) {
-          const T* from = weight.data + o * weight.stride[1] + x;
-          T* to = strip.data() + o * kStrip<T>;
-          for (int64_t q = 0; q < width; ++q) to[q] = kSquared ? from[q] * from[q] : from[q];
-        }
-        for (int64_t row = 0; row < rows; row += kRowBlock) {
-          const int64_t block = std::min<int64_t>(kRowBlock, rows - row);
-          row_sums<T>(s.data + row * s.stride[1], s.stride[1], s.stride[2], block, strip.data(),
-                      terms, width, sums);
-          const int64_t last = same ? samples : row + block;
-          for (int64_t n = row; n < last; ++n)
-            write_row<T, kind, kSquared>(out.data + n * out.stride[1] + x, 1, {0, 1},
-                                         sums + (same ? 0 : n - row) * kStrip<T>,
-                                         z.data + n * z.stride[1] + x, 1, width, T(slope));
-        }
+  constexpr int64_t kStretch = 4 * kStrip<T>, kBlock = 64;
+  const int64_t features = weight.size[2], terms = weight.size[1], samples = z.size[1];
+  context.parallel_for(ceil_div(features, kStretch), [&](int64_t task) {
+    const int64_t first = task * kStretch, width = std::min(kStretch, features - first);
+    Scratch<T> block(kBlock * kStretch), sums(ways.size() * samples * kStretch);
+    for (int64_t o = 0; o < terms; o += kBlock) {
+      const int64_t count = std::min(kBlock, terms - o);
+      for (size_t k = 0; k < ways.size(); ++k) {
+        const Grid<const T>& s = ways[k].s;
+        const int64_t rows = ways[k].same() ? 1 : samples;
+        for (int64_t j = 0; j < count; ++j)
+          copy_values(block.data() + j * kStretch, weight.data + (o + j) * weight.stride[1] + first,
+                      width, ways[k].squared);
+        for (int64_t n = 0; n < rows; n += kRowBlock)
+          with_rows(std::min<int64_t>(kRowBlock, rows - n), [&]<int R>() {
+            strip_sums<T, R, true>(s.data + n * s.stride[1] + o * s.stride[2], s.stride[1],
+                                   s.stride[2], block.data(), kStretch, kStrip<T>, count,
+                                   sums.data() + (k * samples + n) * kStretch, kStretch, width);
+          });
       }
+    }
+    with_activation(activation, [&]<Activation kind>() {
+      for (size_t k = 0; k < ways.size(); ++k)
+        for (int64_t n = 0; n < samples; ++n) {
+          T* to = ways[k].out.data + n * ways[k].out.stride[1] + first;
+          const T* sum = sums.data() + (k * samples + (ways[k].same() ? 0 : n)) * kStretch;
+          const T* at = z.data + n * z.stride[1] + first;
+          if (ways[k].squared)
+            write_row<T, kind, true>(to, 1, {0, 1}, sum, at, 1, width, T(slope));
+          else
+            write_row<T, kind, false>(to, 1, {0, 1}, sum, at, 1, width, T(slope));
+        }
     });
   });
 }
 
 // A block of rows of the result at a time, from left to right, as memory likes to be written.
-// Strips of g(x) lie one after the other, all samples of a strip together.
-template <class T, bool kSquared>
-void linear_weight(const Context& context, Grid<T> out, Grid<const T> s, Grid<const T> x) {
-  const int64_t rows = out.size[1], features = out.size[2];
-  const bool same = s.stride[1] == 0;
-  const int64_t terms = same ? 1 : x.size[1];
-  Scratch<T> strips(terms * round_up(features, kStrip<T>));
-  for (int64_t n = 0; n < x.size[1]; ++n)
-    for (int64_t i = 0; i < features; i += kStrip<T>) {
-      const T* from = x.data + n * x.stride[1] + i;
-      T* to = strips.data() + i * terms + (same ? 0 : n) * kStrip<T>;
-      const int64_t width = std::min(kStrip<T>, features - i);
-      for (int64_t q = 0; q < width; ++q) to[q] += kSquared ? from[q] * from[q] : from[q];
-    }
-  context.parallel_for(ceil_div(rows, kRowBlock), [&](int64_t task) {
+// Strips of f(x) lie one after the other, all samples of a strip together.
+template <class T>
+void linear_weight(const Context& context, std::span<const Flow<T>> ways, Grid<const T> x) {
+  const int64_t samples = x.size[1], features = x.size[2];
+  const int64_t padded = round_up(features, kStrip<T>);
+  Scratch<T> strips(ways.size() * samples * padded);
+  for (size_t k = 0; k < ways.size(); ++k) {
+    const int64_t terms = ways[k].same() ? 1 : samples;
+    for (int64_t n = 0; n < samples; ++n)
+      for (int64_t i = 0; i < features; i += kStrip<T>) {
+        const T* from = x.data + n * x.stride[1] + i;
+        T* to = strips.data() + k * samples * padded + i * terms + n % terms * kStrip<T>;
+        const int64_t width = std::min(kStrip<T>, features - i);
+        for (int64_t q = 0; q < width; ++q) to[q] += ways[k].squared ? from[q] * from[q] : from[q];
+      }
+  }
+  const int64_t rows = ways[0].out.size[1], blocks = ceil_div(rows, kRowBlock);
+  context.parallel_for(blocks, [&](int64_t task) {
+    alignas(64) T last[kRowBlock * kStrip<T>];
     const int64_t first = task * kRowBlock, block = std::min<int64_t>(kRowBlock, rows - first);
-    const T* own = s.data + first * s.stride[2];
-    for (int64_t i = 0; i < features; i += kStrip<T>)
-      row_block<T>(own, s.stride[2], s.stride[1], block, strips.data() + i * terms, terms,
-                   std::min(kStrip<T>, features - i), out.data + first * out.stride[1] + i,
-                   out.stride[1]);
+    for (size_t k = 0; k < ways.size(); ++k) {
+      const auto& [s, out, squared] = ways[k];
+      const int64_t terms = ways[k].same() ? 1 : samples;
+      const T* own = s.data + first * s.stride[2];
+      const T* of_way = strips.data() + k * samples * padded;
+      const int64_t whole = features / kStrip<T> * kStrip<T>, rest = features - whole;
+      T* to = out.data + first * out.stride[1];
+      with_rows(block, [&]<int R>() {
+        strip_sums<T, R, false>(own, s.stride[2], s.stride[1], of_way, kStrip<T>, terms * kStrip<T>,
+                                terms, to, out.stride[1], whole);
+        if (rest == 0) return;
+        strip_sums<T, R, false>(own, s.stride[2], s.stride[1], of_way + whole * terms, kStrip<T>, 0,
+                                terms, last, kStrip<T>, kStrip<T>);
+      });
+      for (int64_t r = 0; r < block; ++r)
+        std::copy_n(last + r * kStrip<T>, rest, to + r * out.stride[1] + whole);
+    }
   });
 }
