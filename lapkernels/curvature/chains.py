@@ -66,7 +66,8 @@ class Link:
             self.weight is not None,
             self.bias is not None,
             z,
-            *(() if slope is None else (slope.activation, slope.slope)),
+            "identity" if slope is None else slope.activation,
+            0.0 if slope is None else slope.slope,
         )
 
 

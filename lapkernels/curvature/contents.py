@@ -64,10 +64,10 @@ def plain(model: nn.Module) -> nn.Module:
             model = model.module
             continue
         # The only child of what torch.compile returns.
-        children = dict(model.named_children())
-        if list(children) != ["_orig_mod"]:
+        inside = model._modules.get("_orig_mod")
+        if inside is None or len(model._modules) > 1:
             return model
-        model = children["_orig_mod"]
+        model = inside
 
 
 def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parameter]:
@@ -101,6 +101,8 @@ def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parame
     if not chosen:
         raise ValueError("params chooses no parameter of the model")
     for name, parameter in chosen.items():
+        if parameter.dtype in (torch.float32, torch.float64) and not parameter.is_meta:
+            continue
         if not parameter.is_floating_point():
             raise TypeError(f"{name} has dtype {parameter.dtype}: real parameters are needed")
         if parameter.element_size() < 4:
@@ -140,7 +142,7 @@ def check_differentiation() -> None:
 
 def check_precision(contents: Contents) -> None:
     """Raise where the model's ops would be rounded to another dtype than its parameters have."""
-    for kind in {parameter.device.type for parameter in contents.aliases.values()}:
+    for kind in {device.type for device in {p.device for p in contents.aliases.values()}}:
         if torch.is_autocast_enabled(kind):
             raise Refused(
                 f"inside torch.autocast({kind!r}) the model is rounded to "

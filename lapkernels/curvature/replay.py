@@ -15,7 +15,7 @@ tensor left in it, when the pass is gone.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -28,7 +28,7 @@ from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Start, Subject, record, run
 from lapkernels.curvature.settings import settings_of
-from lapkernels.curvature.trace import Calls, Step, filled, repeats
+from lapkernels.curvature.trace import Calls, Step, changed, filled, repeats
 from lapkernels.curvature.watch import Watch
 
 WantsGraph = bool | Callable[[Plan], bool]
@@ -94,8 +94,8 @@ def planned(
     trace = plan.trace
     calls, trace.calls = trace.calls, None
     if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
-        empty = replace(trace, prediction=cast(Tensor, None), graph=None, leaves={})
-        template = Template(calls, replace(plan, trace=empty), _settings(subject))
+        empty = changed(trace, prediction=None, graph=None, leaves={})
+        template = Template(calls, changed(plan, trace=empty), _settings(subject))
         trace.lease = Lease(template, home)
     return plan
 
@@ -123,8 +123,8 @@ def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) ->
     """The free templates for tensors of these kinds."""
     parameters = subject.parameters
     tensors = (*inputs, *parameters.values(), *subject.buffers)
-    chosen = tuple(name in subject.chosen for name in parameters)
-    key = (names, *parameters, chosen, *((t.shape, t.dtype, t.device, t.stride()) for t in tensors))
+    chosen = tuple([name in subject.chosen for name in parameters])
+    key = (names, *parameters, chosen, *[(t.shape, t.dtype, t.device, t.stride()) for t in tensors])
     kinds = _free.setdefault(subject.model, {})
     if key not in kinds:
         while len(kinds) >= KINDS:
@@ -158,19 +158,19 @@ def _replayed(
         output = _watched(template.calls, given, subject, start, select, graph)
     if output is None:
         return None
-    trace = replace(
+    trace = changed(
         template.plan.trace,
         prediction=output.detach(),
         graph=output if graph else None,
         leaves={name: start.leaves[name] for name in subject.chosen},
         lease=lease,
     )
-    return replace(template.plan, trace=trace)
+    return changed(template.plan, trace=trace)
 
 
 def _repeated(calls: Calls, given: list[Tensor], graph: bool) -> Tensor | None:
     """The output of the calls on other tensors, None if torch did something else."""
-    if any(type(tensor) is not Tensor for tensor in given):
+    if any([type(tensor) is not Tensor for tensor in given]):
         return None
     with torch.set_grad_enabled(graph):
         for step in calls.steps:

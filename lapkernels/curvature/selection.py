@@ -89,6 +89,8 @@ def _is_inputs(value: Any) -> bool:
 
 def _batch(batch: Any) -> Batch:
     target = None
+    if type(batch) is Tensor and batch.dim() and batch.shape[0] and not batch.is_inference():
+        return Batch((batch,), {}, None)
     if isinstance(batch, tuple | list):
         if len(batch) not in (1, 2):
             raise ValueError(

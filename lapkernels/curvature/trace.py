@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -123,6 +123,16 @@ class Calls:
     steps: list[Step]
     numbers: list[Number]
     output: int
+
+
+T = TypeVar("T")
+
+
+def changed(one: T, **fields: Any) -> T:
+    """As ``dataclasses.replace``, for one that needs no init and in a tenth of the time."""
+    made = object.__new__(type(one))
+    made.__dict__.update(one.__dict__, **fields)
+    return made
 
 
 @dataclass

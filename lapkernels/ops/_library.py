@@ -21,14 +21,18 @@ from lapkernels.ops._routes import Route, route, tensor_finder, tensors_of
 _library = torch.library.Library("lapkernels", "DEF")
 
 
-def has_kernel(name: str, tensors: Sequence[Tensor]) -> bool:
-    """Whether a compiled kernel for the CPU may serve these tensors."""
-    return (
-        current_backend() in ("auto", "cpp")
-        and why_not("cpp", name, tensors) is None
-        and route(tensors) is not Route.REFERENCE
-        and all(tensor.numel() for tensor in tensors)
-    )
+def kernel_for(name: str, tensors: Sequence[Tensor]) -> Callable[..., Any] | None:
+    """The compiled kernel for the CPU that may serve these tensors, if there is one."""
+    if (
+        current_backend() not in ("auto", "cpp")
+        or why_not("cpp", name, tensors) is not None
+        or route(tensors) is Route.REFERENCE
+    ):
+        return None
+    for tensor in tensors:
+        if tensor.numel() == 0:
+            return None
+    return compiled(name, tensors[0])
 
 
 @dataclass(frozen=True)

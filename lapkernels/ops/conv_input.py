@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.ops._correlation import library_input
-from lapkernels.ops._library import has_kernel, register
+from lapkernels.ops._library import kernel_for, register
 from lapkernels.ops.geometry import (
     Geometry,
     check_rank,
@@ -38,7 +38,7 @@ def conv_input(s: Tensor, weight: Tensor, input_size: Sequence[int], geometry: G
     geometry.check_pair(tuple(input_size), tuple(s.shape[2:]))
     arguments = (s, weight, None, list(input_size), *geometry.arguments, geometry.transposed)
     ours = not library_is_faster(weight.shape, geometry.groups)
-    run = CONV_INPUT if ours and has_kernel("conv_input", [s, weight]) else _reference
+    run = CONV_INPUT if ours and kernel_for("conv_input", [s, weight]) else _reference
     return run(*arguments)
 
 

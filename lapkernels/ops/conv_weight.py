@@ -17,7 +17,7 @@ from lapkernels.ops._correlation import (
     weight_like,
     weight_shape,
 )
-from lapkernels.ops._library import has_kernel, register
+from lapkernels.ops._library import kernel_for, register
 from lapkernels.ops.conv_input import library_is_faster
 from lapkernels.ops.geometry import Geometry, check_rank
 
@@ -31,7 +31,7 @@ def conv_weight(s: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
     arguments = canonical(s.unsqueeze(0), x, geometry)
     small, large, kernel_size, *_, groups = arguments
     ours = not library_is_faster(weight_shape(small, large, kernel_size, groups), groups)
-    run = CONV_WEIGHT if ours and has_kernel("conv_weight", [small, large]) else weight_gradient
+    run = CONV_WEIGHT if ours and kernel_for("conv_weight", [small, large]) else weight_gradient
     return weight_like(run(*arguments), geometry)
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from math import prod
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from lapkernels.kernels import compiled
-from lapkernels.ops._library import has_kernel
+from lapkernels.ops._library import kernel_for
 from lapkernels.ops._routes import needs_graph
 from lapkernels.ops.conv_input import CONV_INPUT, library_is_faster
 from lapkernels.ops.conv_weight import CONV_WEIGHT
+from lapkernels.ops.geometry import once_per_size
 
 # Products, one for each input position and entry of the weight, below which the way to a kernel
 # costs more than it saves.
@@ -35,19 +36,32 @@ def convolution(
     Layers of few channels go to kernels of ours, all others to torch's library.
     """
     taps = (stride, padding, dilation, transposed, output_padding, groups)
-    size = _output_size(x, weight, bias, *taps)
-    if size is None:
+    shape = _shape(
+        x.shape,
+        weight.shape,
+        None if bias is None else bias.shape,
+        tuple(stride),
+        tuple(padding),
+        tuple(dilation),
+        transposed,
+        tuple(output_padding),
+        groups,
+    )
+    given = [x, weight] if bias is None else [x, weight, bias]
+    kernel = None if shape is None else kernel_for("conv_input", given)
+    if shape is None or kernel is None:
         return torch.convolution(x, weight, bias, *taps)
-    if needs_graph(x, weight, bias):
-        return _Convolution.apply(x, weight, bias, size, *taps)  # pyright: ignore
-    return _run(x, weight, bias, size, *taps)
+    if needs_graph(*given):
+        return _Convolution.apply(x, weight, bias, shape, kernel, *taps)  # pyright: ignore
+    return _run(x, weight, bias, shape, kernel, *taps)
 
 
 def _run(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    size: list[int],
+    shape: Sequence[int],
+    kernel: Callable[..., None],
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -56,12 +70,9 @@ def _run(
     groups: int,
 ) -> Tensor:
     """The transpose of the layer's transpose, straight from its kernel."""
-    channels = weight.shape[1] * groups if transposed else weight.shape[0]
-    out = x.new_empty(x.shape[0], channels, *size)
-    kernel = compiled("conv_input", x, weight, bias)
-    assert kernel is not None
+    out = x.new_empty(shape)
     taps = (stride, padding, dilation, groups, not transposed)
-    kernel(out, 0.0, 1.0, x, weight, bias, size, *taps)
+    kernel(out, 0.0, 1.0, x, weight, bias, shape[2:], *taps)
     return out
 
 
@@ -72,12 +83,13 @@ class _Convolution(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
-        size: list[int],
+        shape: Sequence[int],
+        kernel: Callable[..., None],
         *taps: Any,
     ) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.has_bias, ctx.taps = bias is not None, taps
-        return _run(x, weight, bias, size, *taps)
+        return _run(x, weight, bias, shape, kernel, *taps)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -109,13 +121,14 @@ class _Convolution(torch.autograd.Function):
                 else None,
                 grad.transpose(0, 1).flatten(1).sum(1) if needs[2] else None,
             )
-        return (*found, *[None] * 7)
+        return (*found, *[None] * 8)
 
 
-def _output_size(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
+@once_per_size
+def _shape(
+    x: Sequence[int],
+    weight: Sequence[int],
+    bias: Sequence[int] | None,
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
@@ -123,32 +136,30 @@ def _output_size(
     output_padding: Sequence[int],
     groups: int,
 ) -> list[int] | None:
-    """Spatial size of the result if a kernel is to make it.
+    """Shape of the result if a kernel is to make it.
 
     None for torch to serve: it is faster there, or the arguments do not go together.
     """
-    if x.dim() != weight.dim() or x.numel() * weight.numel() < LEAST * x.shape[1]:
+    if len(x) != len(weight) or prod(x) * prod(weight) < LEAST * x[1]:
         return None
-    rows, columns, *kernel = weight.shape
-    if library_is_faster(weight.shape, groups):
+    rows, columns, *kernel = weight
+    if library_is_faster(weight, groups):
         return None
     channels, made = (rows, columns * groups) if transposed else (columns * groups, rows)
     if made > 4 * channels:
         # Many channels out of few are what torch's library does well.
         return None
-    if x.shape[1] != channels or rows % groups:
+    if x[1] != channels or rows % groups:
         return None
-    if bias is not None and bias.shape != (made,):
-        return None
-    if not has_kernel("conv_input", [x, weight] if bias is None else [x, weight, bias]):
+    if bias is not None and tuple(bias) != (made,):
         return None
     size: list[int] = []
     for length, k, step, pad, spread, extra in zip(
-        x.shape[2:], kernel, stride, padding, dilation, output_padding, strict=True
+        x[2:], kernel, stride, padding, dilation, output_padding, strict=True
     ):
         reach = spread * (k - 1) + 1
         if transposed:
             size.append((length - 1) * step - 2 * pad + reach + extra)
         else:
             size.append((length + 2 * pad - reach) // step + 1)
-    return size if min(size) > 0 else None
+    return [x[0], made, *size] if min(size) > 0 else None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lapkernels.ops._library import has_kernel, register_list_update
+from lapkernels.ops._library import kernel_for, register_list_update
 from lapkernels.ops.conv_input import CONV_INPUT
 from lapkernels.ops.conv_weight import CONV_WEIGHT
 from lapkernels.ops.geometry import Geometry, once_per_size
@@ -51,7 +51,7 @@ class ChainSums:
 
 def can_chain(like: Tensor) -> bool:
     """Whether a kernel passes diagonals like this one through chains."""
-    return has_kernel("layer_chain", [like])
+    return kernel_for("layer_chain", [like]) is not None
 
 
 def layer_chain(

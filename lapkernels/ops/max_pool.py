@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.kernels import compiled
-from lapkernels.ops._library import has_kernel
+from lapkernels.ops._library import kernel_for
 from lapkernels.ops._routes import needs_graph
 
 # Entries below which the way to the kernel costs more than it saves.
@@ -78,7 +78,7 @@ def _output_size(
         or not x.is_contiguous()
         # Rows of a few entries leave vectors empty.
         or not 64 <= x.shape[2] * x.shape[3] < 1 << 31
-        or not has_kernel("max_pool", [x])
+        or not kernel_for("max_pool", [x])
     ):
         return None
     size = []

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.kernels import compiled
-from lapkernels.ops._library import has_kernel
+from lapkernels.ops._library import kernel_for
 
 # So many stretches of so many values. Single values would each be a line of memory to fetch.
 COUNT, LENGTH = 8, 8
@@ -19,11 +18,11 @@ def value_samples(tensors: Sequence[Tensor]) -> Tensor:
 
     A vector of float64 on the CPU.
     """
-    if all(tensor.is_contiguous() for tensor in tensors) and has_kernel("value_samples", tensors):
-        sizes = [min(tensor.numel(), COUNT * LENGTH) for tensor in tensors]
-        out = torch.empty(sum(sizes), dtype=torch.float64)
-        kernel = compiled("value_samples", *tensors)
-        assert kernel is not None
+    dense = tensors and all([tensor.is_contiguous() for tensor in tensors])
+    kernel = kernel_for("value_samples", tensors) if dense else None
+    if kernel is not None:
+        size = sum([min(tensor.numel(), COUNT * LENGTH) for tensor in tensors])
+        out = torch.empty(size, dtype=torch.float64)
         kernel(out, tensors, COUNT, LENGTH)
         return out
     parts = [_some(tensor.detach().reshape(-1)).to("cpu", torch.float64) for tensor in tensors]
