@@ -12,8 +12,9 @@ from lapkernels.ops.geometry import Geometry
 
 # Share of entries that are not zero below which skipping the others is faster.
 DENSITY = 0.4
-# Entries of a column that are looked at for zeros.
+# Entries of a column that are looked at for zeros, and of all columns from which on that pays.
 LOOKED_AT = 4096
+LEAST = 1 << 16
 
 
 def is_plain(geometry: Geometry) -> bool:
@@ -53,7 +54,7 @@ def mostly_zero(s: Tensor, geometry: Geometry) -> bool:
     Columns behind ReLU and max-pooling share their zeros, so some entries of the first one tell.
     It is a guess about speed: the ops are exact for all columns.
     """
-    if not can_skip_zeros(s, geometry):
+    if s.numel() < LEAST or not can_skip_zeros(s, geometry):
         return False
     # An odd step does not stay at one side of the images.
     some = s[0].flatten()[:: s[0].numel() // LOOKED_AT | 1]

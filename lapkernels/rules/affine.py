@@ -329,7 +329,8 @@ class Convolution(Rule):
         if skips_zeros(one, self.geometry):
             value = ops.sparse_conv_input(one, *layer)
         else:
-            value = ops.conv_input(one.flatten(0, 1), *layer).unflatten(0, one.shape[:2])
+            value = ops.conv_input(one.flatten(0, 1), *layer)
+            value = value.view(*one.shape[:2], *value.shape[1:])
         return [value, *[None] * (len(wanted) - 1)]
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:

@@ -129,6 +129,11 @@ def per_sample(
     if not out:
         return s.reshape(-1, 1, *shape)[:, rows]
     aligned = (1,) * (len(out) - len(shape)) + tuple(shape)
+    if samples.outer == samples.inner == 1 and samples.dim == 0 and aligned[0] == 1:
+        parts = s if rows == slice(None) else s[:, rows]
+        dims = [k for k, wanted in enumerate(aligned[1:], 2) if wanted == 1 != s.shape[k]]
+        parts = parts.sum(dims) if dims else parts
+        return parts.reshape(*parts.shape[:2], *shape)
     parts = samples.split(s, 1)[:, rows]  # [V, n, *out with (outer, inner) at dim]
     whole = aligned[samples.dim] > 1
     if whole and samples.count > 1:
