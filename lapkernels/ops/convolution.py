@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
 from typing import Any
 
 import torch
@@ -36,24 +35,39 @@ def convolution(
     Layers of few channels go to kernels of ours, all others to torch's library.
     """
     taps = (stride, padding, dilation, transposed, output_padding, groups)
-    shape = _shape(
-        x.shape,
-        weight.shape,
-        None if bias is None else bias.shape,
-        tuple(stride),
-        tuple(padding),
-        tuple(dilation),
-        transposed,
-        tuple(output_padding),
-        groups,
-    )
-    given = [x, weight] if bias is None else [x, weight, bias]
-    kernel = None if shape is None else kernel_for("conv_input", given)
-    if shape is None or kernel is None:
+    served = _served(x, weight, bias, *taps)
+    if served is None:
         return torch.convolution(x, weight, bias, *taps)
-    if needs_graph(*given):
-        return _Convolution.apply(x, weight, bias, shape, kernel, *taps)  # pyright: ignore
-    return _run(x, weight, bias, shape, kernel, *taps)
+    if needs_graph(x, weight, bias):
+        return _Convolution.apply(x, weight, bias, *served, *taps)  # pyright: ignore
+    return _run(x, weight, bias, *served, *taps)
+
+
+def _served(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> tuple[list[int], Callable[..., None]] | None:
+    """Shape of the result and the kernel that makes it.
+
+    None for torch to serve: it is faster there, or the arguments do not go together.
+    """
+    if x.dim() != weight.dim() or x.numel() * weight.numel() < LEAST * x.shape[1]:
+        return None
+    lists = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding))
+    shape = _shape(
+        x.shape, weight.shape, None if bias is None else bias.shape, *lists, transposed, groups
+    )
+    if shape is None:
+        return None
+    kernel = kernel_for("conv_input", [x, weight] if bias is None else [x, weight, bias])
+    return None if kernel is None else (shape, kernel)
 
 
 def _run(
@@ -132,16 +146,11 @@ def _shape(
     stride: Sequence[int],
     padding: Sequence[int],
     dilation: Sequence[int],
-    transposed: bool,
     output_padding: Sequence[int],
+    transposed: bool,
     groups: int,
 ) -> list[int] | None:
-    """Shape of the result if a kernel is to make it.
-
-    None for torch to serve: it is faster there, or the arguments do not go together.
-    """
-    if len(x) != len(weight) or prod(x) * prod(weight) < LEAST * x[1]:
-        return None
+    """Shape of the result if a kernel is to make it, whatever its size."""
     rows, columns, *kernel = weight
     if library_is_faster(weight, groups):
         return None
