@@ -167,7 +167,7 @@ class FromOutput(Rule):
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert m[0] is not None
-        return [self.times(self.times(m[0], self.y.tensor), self.y.tensor)]
+        return [self.slope().times_square(m[0])]
 
 
 @register_rule("aten::add", "aten::sub", "aten::rsub", "aten::neg")

@@ -29,6 +29,8 @@ _LINEAR = {
     **{"aten::_upsample_bilinear2d_aa": 2, "aten::_upsample_bicubic2d_aa": 2},
 }
 _SPATIAL = {**_NEAREST, **_LINEAR}
+# Of an entry along one dimension, up to which adding them is faster than torch's transpose.
+MOST_COPIES = 4
 
 
 class Resize(Rule):
@@ -64,7 +66,26 @@ class Resize(Rule):
 
 @register_rule(*_NEAREST)
 class Nearest(Resize):
-    """Copies of entries."""
+    """Copies of entries. Those of each entry lie together where sizes grow by whole numbers."""
+
+    def __init__(self, call: Call, x: Operand, size: Sequence[int] | None, *args: Any) -> None:
+        super().__init__(call, x, size, *args)
+        factors = [out // max(1, n) for out, n in zip(self.size, x.shape[2:], strict=True)]
+        given = [factors, args or [None] * self.spatial, self.size, x.shape[2:]]
+        self.factors = factors
+        self.is_whole = all(
+            out == factor * n and scale in (None, factor) and factor <= MOST_COPIES
+            for factor, scale, out, n in zip(*given, strict=True)
+        )
+
+    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
+        value = s[0]
+        if not self.is_whole or value is None:
+            return super().columns(s, wanted)
+        for d, factor in enumerate(self.factors, value.dim() - self.spatial):
+            every = [value[(*[slice(None)] * d, slice(k, None, factor))] for k in range(factor)]
+            value = sum(every[1:], every[0])
+        return [value]
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         assert m[0] is not None
