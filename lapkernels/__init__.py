@@ -1,44 +1,52 @@
-"""Compiled kernels for the curvature of Bayesian neural networks in torch."""
+"""Compiled kernels for the curvature of Bayesian neural networks in torch.
+
+Importing this loads ops and likelihoods; everything else is loaded when it is first asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from lapkernels import likelihoods, ops
-from lapkernels.autoencoder import LaplacianAutoencoder
-from lapkernels.curvature import (
-    Blocks,
-    CorrectedKronecker,
-    Diagonal,
-    Eigenbasis,
-    Factors,
-    Full,
-    GradientAndDiagonal,
-    Kronecker,
-    LowRank,
-    Refused,
-    Shard,
-    blocks,
-    diag,
-    full,
-    ggn_product,
-    gradient_and_diag,
-    hessian_diag,
-    jacobian,
-    kron,
-    kron_corrected,
-    low_rank,
-    predictive_covariance,
-    predictive_variance,
-    propagated_variance,
-    sample_gradients,
-    use_processes,
-)
 from lapkernels.kernels import use_backend
-from lapkernels.l2m import L2M, Mixture
-from lapkernels.laplace import Laplace, Prior
-from lapkernels.rules import register_rule
-from lapkernels.variational import (
-    MaximumAPosteriori,
-    VariationalInference,
-    VariationalLaplace,
-)
+
+if TYPE_CHECKING:
+    from lapkernels.autoencoder import LaplacianAutoencoder
+    from lapkernels.curvature import (
+        Blocks,
+        CorrectedKronecker,
+        Diagonal,
+        Eigenbasis,
+        Factors,
+        Full,
+        GradientAndDiagonal,
+        Kronecker,
+        LowRank,
+        Refused,
+        Shard,
+        blocks,
+        diag,
+        full,
+        ggn_product,
+        gradient_and_diag,
+        hessian_diag,
+        jacobian,
+        kron,
+        kron_corrected,
+        low_rank,
+        predictive_covariance,
+        predictive_variance,
+        propagated_variance,
+        sample_gradients,
+        use_processes,
+    )
+    from lapkernels.l2m import L2M, Mixture
+    from lapkernels.laplace import Laplace, Prior
+    from lapkernels.rules import register_rule
+    from lapkernels.variational import (
+        MaximumAPosteriori,
+        VariationalInference,
+        VariationalLaplace,
+    )
 
 __version__ = "0.1.0.dev0"
 
@@ -82,3 +90,23 @@ __all__ = [
     "use_backend",
     "use_processes",
 ]
+
+# Where the other names are looked for, in this order.
+_PACKAGES = ("curvature", "rules", "laplace", "variational", "autoencoder", "l2m")
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for the first time."""
+    if name in _PACKAGES:
+        return import_module(f"lapkernels.{name}")
+    if name in __all__:
+        for package in _PACKAGES:
+            found = getattr(import_module(f"lapkernels.{package}"), name, None)
+            if found is not None:
+                globals()[name] = found
+                return found
+    raise AttributeError(f"module 'lapkernels' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_PACKAGES})
