@@ -6,7 +6,8 @@
 //
 // The second gathers from arrays in which every tap is an offset (planes.h). The first is as many
 // such gathers as the stride has phases: outputs of one phase read m through the same taps.
-// Parallel over samples, groups and slabs of output rows; every row of the result is made once.
+// Parallel over samples, groups and slabs of output rows; every row of the result is made once,
+// and its memory fetched while its sums are made.
 
 // The axis of one phase of a convolution's input: u = t * stride + phase reads m[t + shift].
 inline Axis scatter_axis(const Taps& taps, int d, int64_t phase, int64_t inputs, int64_t source) {
@@ -50,7 +51,8 @@ inline int64_t next_block(int64_t left, int64_t height) {
   return left > height && left < height + 3 ? ceil_div(left, 2) : std::min(left, height);
 }
 
-// Rows that are read or written next, for the cache: each lies where `first` entries of the sums go.
+// Rows that will be read or written where sums are due: asked for a tile at a time, as more at once
+// would wait for each other.
 template <class T>
 struct Fetch {
   const T* rows[2 * kMostRows];
@@ -140,7 +142,7 @@ struct Result {
         bias ? bias[c] : T(0));
   }
 
-  // Asks for what write() will touch of channels [c, c + block), while their sums are made.
+  // What write() will touch of channels [c, c + block).
   Fetch<T> fetch(int64_t n, int64_t c, int64_t block, const int64_t u[3], int64_t step) const {
     Fetch<T> found;
     for (int64_t i = 0; i < block; ++i) {
@@ -229,8 +231,8 @@ void convolve(const Context& context, const Result<T>& result, const Grid<const 
                             p.begin(2, slab) * steps[2] + at[2]};
             if (terms > 0)
               axpy_rows<T>[block - 1](arrays.data() + p.row(iz, iy), offsets.data(), terms,
-                                      weights.data() + c * terms, line.data(), pitch,
-                                      (lines - 1) * p.lengths[2] + nx,
+                                      weights.data() + c* terms, line.data(), pitch,
+                                      (lines - 1)* p.lengths[2] + nx,
                                       result.fetch(n, c, block, u, steps[2]));
             for (int64_t y = 0; y < lines; ++y, u[1] += steps[1])
               for (int64_t i = 0; i < block; ++i)
