@@ -229,11 +229,11 @@ void convolve(const Context& context, const Result<T>& result, const Grid<const 
             int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
                             (p.begin(1, slab) + iy) * steps[1] + at[1],
                             p.begin(2, slab) * steps[2] + at[2]};
+            const auto sum = axpy_rows<T>[block - 1];
             if (terms > 0)
-              axpy_rows<T>[block - 1](arrays.data() + p.row(iz, iy), offsets.data(), terms,
-                                      weights.data() + c* terms, line.data(), pitch,
-                                      (lines - 1)* p.lengths[2] + nx,
-                                      result.fetch(n, c, block, u, steps[2]));
+              sum(arrays.data() + p.row(iz, iy), offsets.data(), terms, weights.data() + c * terms,
+                  line.data(), pitch, (lines - 1) * p.lengths[2] + nx,
+                  result.fetch(n, c, block, u, steps[2]));
             for (int64_t y = 0; y < lines; ++y, u[1] += steps[1])
               for (int64_t i = 0; i < block; ++i)
                 result.write(n, c + i, u, steps[2], line.data() + i * pitch + y * p.lengths[2], nx);
