@@ -6,7 +6,8 @@
 //
 // The second gathers from arrays in which every tap is an offset (planes.h). The first is as many
 // such gathers as the stride has phases: outputs of one phase read m through the same taps.
-// Parallel over samples, groups and slabs of output rows; every row of the result is made once.
+// Parallel over samples, groups and slabs of output rows; every row of the result is made once,
+// and its memory fetched while its sums are made.
 
 // The axis of one phase of a convolution's input: u = t * stride + phase reads m[t + shift].
 inline Axis scatter_axis(const Taps& taps, int d, int64_t phase, int64_t inputs, int64_t source) {
@@ -50,14 +51,33 @@ inline int64_t next_block(int64_t left, int64_t height) {
   return left > height && left < height + 3 ? ceil_div(left, 2) : std::min(left, height);
 }
 
+// Rows that will be read or written where sums are due: asked for a tile at a time, as more at once
+// would wait for each other.
+template <class T>
+struct Fetch {
+  const T* rows[2 * kMostRows];
+  int64_t count = 0;
+
+  void add(const T* row, int64_t step) {
+    if (step == 1) rows[count++] = row;
+  }
+  void operator()(int64_t begin, int64_t end) const {
+    asm volatile("");  // or GCC leaves out calls of a function that only fetches
+    constexpr int64_t kLine = 64 / sizeof(T);
+    for (int64_t i = 0; i < count; ++i)
+      for (int64_t x = begin; x < end; x += kLine) __builtin_prefetch(rows[i] + x);
+  }
+};
+
 // One row of R output channels, by as many vectors as fit the registers, and twos.
 template <class T, int R>
 void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c, int64_t pitch,
-              int64_t count) {
+              int64_t count, const Fetch<T>& fetch) {
   // Sums, the vectors they take and a weight are in registers at once.
   constexpr int Wide = R == 1 ? 8 : kManyRegisters ? 6 : R == 2 ? 5 : R <= 4 ? 3 : 2;
   int64_t vectors = ceil_div(count, kWidth<T>), q = 0;
   auto strip = [&]<int C>() {
+    fetch(q, q + C * kWidth<T>);
     axpy_tile<T, R, C>(b + q, offsets, terms, w, c + q, pitch);
     q += C * kWidth<T>;
     vectors -= C;
@@ -68,7 +88,8 @@ void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* 
 }
 
 template <class T>
-using AxpyRow = void (*)(const T*, const int64_t*, int64_t, const T*, T*, int64_t, int64_t);
+using AxpyRow = void (*)(const T*, const int64_t*, int64_t, const T*, T*, int64_t, int64_t,
+                         const Fetch<T>&);
 template <class T>
 constexpr AxpyRow<T> axpy_rows[kMostRows] = {axpy_row<T, 1>, axpy_row<T, 2>, axpy_row<T, 3>,
                                              axpy_row<T, 4>, axpy_row<T, 5>, axpy_row<T, 6>};
@@ -102,12 +123,50 @@ void write_row(T* out, int64_t stride, Update update, const T* value, const T* z
     dense ? body(1, 1, std::true_type{}) : body(stride, z_stride, std::true_type{});
 }
 
-// write(n, c, u, step, values, count) gets every row of the result: values[x] belongs to channel c
-// at u + x * step along the last axis.
-template <class T, class F, class Write>
-void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m,
-              const Grid<const T>& weight, const Taps& taps, bool transposed, F f, Write write) {
+// What becomes of the sums: out <- decay * out + scale * (sum + bias) * phi'(z), or phi'(z)^2.
+template <class T>
+struct Result {
+  Grid<T> out;
+  Update update;
+  const T* bias;    // one a channel, or null
+  Grid<const T> z;  // not read without an activation
+  T slope;
+  bool has_slopes;
+  decltype(&write_row<T, Activation::identity, true>) put;
+
+  // values[x] belongs to channel c at u + x * step along the last axis.
+  void write(int64_t n, int64_t c, const int64_t u[3], int64_t step, const T* values,
+             int64_t count) const {
+    put(place(out, n, c, u), out.stride[5] * step, update, values,
+        has_slopes ? place(z, n, c, u) : nullptr, z.stride[5] * step, count, slope,
+        bias ? bias[c] : T(0));
+  }
+
+  // What write() will touch of channels [c, c + block).
+  Fetch<T> fetch(int64_t n, int64_t c, int64_t block, const int64_t u[3], int64_t step) const {
+    Fetch<T> found;
+    for (int64_t i = 0; i < block; ++i) {
+      found.add(place(out, n, c + i, u), out.stride[5] * step);
+      if (has_slopes) found.add(place(z, n, c + i, u), z.stride[5] * step);
+    }
+    return found;
+  }
+};
+
+template <class T, bool kSquared>
+Result<T> result_of(const Grid<T>& out, Update update, const T* bias, const Grid<const T>& z,
+                    Activation activation, double slope) {
+  Result<T> result{out, update, bias, z, T(slope), activation != Activation::identity, nullptr};
+  with_activation(activation,
+                  [&]<Activation kind>() { result.put = &write_row<T, kind, kSquared>; });
+  return result;
+}
+
+template <class T, class F>
+void convolve(const Context& context, const Result<T>& result, const Grid<const T>& m,
+              const Grid<const T>& weight, const Taps& taps, bool transposed, F f) {
   constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>, kFewest = 256;
+  const Grid<T>& out = result.out;
   const int64_t sources = m.size[2] / taps.groups, rows = out.size[2] / taps.groups;
   // Weight [A, B / groups, k]: the output is b of the group's a for a convolution, else a.
   const int64_t source_stride = transposed ? weight.stride[2] : weight.stride[1];
@@ -158,7 +217,7 @@ void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m
       const int64_t slab = task % slabs, g = task / slabs % taps.groups;
       const int64_t n = task / slabs / taps.groups;
       const int64_t filled = sources * p.phases * p.plane;
-      Scratch<T> arrays(filled + p.flat, filled);
+      Scratch<T> arrays(filled, filled);
       fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
       const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
       Scratch<T> line(height * pitch);
@@ -166,19 +225,18 @@ void convolve(const Context& context, const Grid<T>& out, const Grid<const T>& m
         for (int64_t iy = 0; iy < ny; iy += together)
           for (int64_t r = 0, block; r < rows; r += block) {
             block = next_block(rows - r, height);
-            const int64_t lines = std::min(together, ny - iy);
-            const int64_t count = (lines - 1) * p.lengths[2] + nx;
-            const T* w = weights.data() + (g * rows + r) * terms;
-            const T* b = arrays.data() + p.row(iz, iy);
-            axpy_rows<T>[block - 1](b, offsets.data(), terms, w, line.data(), pitch, count);
-            for (int64_t i = 0; i < block; ++i)
-              for (int64_t y = 0; y < lines; ++y) {
-                const int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
-                                      (p.begin(1, slab) + iy + y) * steps[1] + at[1],
-                                      p.begin(2, slab) * steps[2] + at[2]};
-                write(n, g * rows + r + i, u, steps[2], line.data() + i * pitch + y * p.lengths[2],
-                      nx);
-              }
+            const int64_t lines = std::min(together, ny - iy), c = g * rows + r;
+            int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
+                            (p.begin(1, slab) + iy) * steps[1] + at[1],
+                            p.begin(2, slab) * steps[2] + at[2]};
+            const auto sum = axpy_rows<T>[block - 1];
+            if (terms > 0)
+              sum(arrays.data() + p.row(iz, iy), offsets.data(), terms, weights.data() + c * terms,
+                  line.data(), pitch, (lines - 1) * p.lengths[2] + nx,
+                  result.fetch(n, c, block, u, steps[2]));
+            for (int64_t y = 0; y < lines; ++y, u[1] += steps[1])
+              for (int64_t i = 0; i < block; ++i)
+                result.write(n, c + i, u, steps[2], line.data() + i * pitch + y * p.lengths[2], nx);
           }
     });
   }

@@ -143,10 +143,10 @@ class TileDots {
   template <int C, int px>
   [[gnu::noinline]] void multiply_group(const T* s, int64_t column, const T* x, int64_t pitch,
                                         int64_t used, T* products, bool accumulate) const {
-    Reg<T> acc[C][kGroup];
-    for (int j = 0; j < C; ++j)
-      for (int i = 0; i < kGroup; ++i) acc[j][i] = Reg<T>{};
-    for (int64_t q = 0; q < used; q += kWidth<T>) {
+    Reg<T> acc[C][kGroup] = {};
+    int64_t q = 0;
+    // There is a tile: a loop that may be empty would keep the sums in memory.
+    do {
       Reg<T> columns[C];
       for (int j = 0; j < C; ++j) columns[j] = load(x + j * pitch + q);
       for (int i = 0; i < kGroup; ++i) {
@@ -155,7 +155,7 @@ class TileDots {
         for (int j = 0; j < C; ++j)
           acc[j][i] = Points::template add_product<px>(acc[j][i], value, columns[j]);
       }
-    }
+    } while ((q += kWidth<T>) < used);
     for (int j = 0; j < C; ++j) {
       T sums[kGroup];
       sum_each<kGroup>(acc[j], sums);

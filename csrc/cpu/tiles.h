@@ -1,5 +1,7 @@
 // Register tiles: the innermost loops of every kernel.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+//
+// Every sum has at least one term: GCC would keep those of a loop that may be empty in memory.
 
 // Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q w[q] * a[r][q] *
 // b[offset_j + q]. q runs over `count` entries, a whole number of vectors.
@@ -10,7 +12,8 @@ template <class T, int R, int C, bool kWeighted>
   Reg<T> acc[R][C] = {};
   const T* columns[C];
   for (int j = 0; j < C; ++j) columns[j] = b + offsets[j];
-  for (int64_t q = 0; q < count; q += kWidth<T>) {
+  int64_t q = 0;
+  do {
     Reg<T> rows[R];
     for (int r = 0; r < R; ++r) rows[r] = load(a + r * a_pitch + q);
     if constexpr (kWeighted) {
@@ -21,7 +24,7 @@ template <class T, int R, int C, bool kWeighted>
       const Reg<T> column = load(columns[j] + q);
       for (int r = 0; r < R; ++r) acc[r][j] += rows[r] * column;
     }
-  }
+  } while ((q += kWidth<T>) < count);
   for (int r = 0; r < R; ++r) {
     T totals[C];
     sum_each<C>(acc[r], totals);
@@ -63,7 +66,8 @@ template <class T, int R, int C>
                                  int64_t terms, const T* __restrict w, T* __restrict c,
                                  int64_t c_pitch) {
   Reg<T> acc[R][C] = {};
-  for (int64_t j = 0; j < terms; ++j) {
+  int64_t j = 0;
+  do {
     const T* source = b + offsets[j];
     Reg<T> columns[C];
     for (int v = 0; v < C; ++v) columns[v] = load(source + v * kWidth<T>);
@@ -71,7 +75,7 @@ template <class T, int R, int C>
       const Reg<T> weight = broadcast(w[j * R + i]);
       for (int v = 0; v < C; ++v) acc[i][v] += weight * columns[v];
     }
-  }
+  } while (++j < terms);
   for (int i = 0; i < R; ++i)
     for (int v = 0; v < C; ++v) store(c + i * c_pitch + v * kWidth<T>, acc[i][v]);
 }
@@ -95,14 +99,15 @@ template <class T, int R, int C>
                                                 int64_t b_step, int64_t count, T* __restrict c,
                                                 int64_t c_pitch, bool accumulate) {
   Reg<T> acc[R][C] = {};
-  for (int64_t k = 0; k < count; ++k) {
+  int64_t k = 0;
+  do {
     Reg<T> columns[C];
     for (int v = 0; v < C; ++v) columns[v] = load(b + k * b_step + v * kWidth<T>);
     for (int r = 0; r < R; ++r) {
       const Reg<T> row = broadcast(a[r * a_row + k * a_step]);
       for (int v = 0; v < C; ++v) acc[r][v] += row * columns[v];
     }
-  }
+  } while (++k < count);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < C; ++v) {
       T* at = c + r * c_pitch + v * kWidth<T>;
@@ -140,7 +145,8 @@ template <class T, int R, int C>
 inline void indexed_tile(const T* __restrict a, const T* __restrict b, const int64_t* __restrict at,
                          int64_t count, T* __restrict tile) {
   Reg<T> acc[R][C] = {};
-  for (int64_t k = 0; k < count; ++k) {
+  int64_t k = 0;
+  do {
     const T *row = a + at[k], *column = b + at[k];
     Reg<T> columns[C];
     for (int v = 0; v < C; ++v) columns[v] = load(column + v * kWidth<T>);
@@ -148,7 +154,7 @@ inline void indexed_tile(const T* __restrict a, const T* __restrict b, const int
       const Reg<T> factor = broadcast(row[r]);
       for (int v = 0; v < C; ++v) acc[r][v] += factor * columns[v];
     }
-  }
+  } while (++k < count);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < C; ++v) {
       T* to = tile + r * kPanel<T> + v * kWidth<T>;
@@ -160,6 +166,7 @@ inline void indexed_tile(const T* __restrict a, const T* __restrict b, const int
 template <class T>
 void indexed_product(const T* a, int64_t rows, const T* b, int64_t columns, const int64_t* at,
                      int64_t count, T* tile) {
+  if (count == 0) return;
   auto run = [&]<int R, int C>() {
     int64_t r = 0;
     auto strip = [&]<int S>() {

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from types import TracebackType
@@ -49,6 +49,12 @@ KERNELS = {
     "triton": Kernels("cuda", triton.DTYPES),
 }
 BACKENDS = ("auto", "reference", *KERNELS)
+# Those that auto asks for tensors of a device. Triton on cpu is its interpreter, which nobody wants
+# unasked.
+_ASKED = {
+    device: [name for name, kernels in KERNELS.items() if kernels.device == device]
+    for device in ("cpu", "cuda")
+}
 
 # Where sizes decide, and not the table of ops alone: (backends that do not serve, ops, when).
 BY_SHAPE = (
@@ -124,9 +130,8 @@ def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
         return _kernel(backend, op)
     first = next((tensor for tensor in tensors if tensor is not None), None)
     device = "cpu" if first is None or first.is_cpu else first.device.type
-    for name, kernels in KERNELS.items():
-        # Triton on cpu is its interpreter, which nobody wants unasked.
-        if kernels.device == device and why_not(name, op, tensors) is None:
+    for name in _ASKED.get(device, ()):
+        if why_not(name, op, tensors) is None:
             return _kernel(name, op)
     if NATIVE.path is None:
         _warn_that_reference_serves()
@@ -149,22 +154,23 @@ def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str
         if not _cuda_ops():
             return "the compiled library was built without CUDA"
         return "the compiled library has no CUDA kernel of that name"
+    reason = _unsuitable(KERNELS[backend], tensors)
+    return _shape_reason(op, tensors) if reason is None and backend == "cuda" else reason
+
+
+def _shape_reason(op: str, tensors: Iterable[Tensor | None]) -> str | None:
     given = [tensor for tensor in tensors if tensor is not None]
-    return _unsuitable(KERNELS[backend], given) or (
-        _shape_reason(op, given) if backend == "cuda" and given else None
-    )
-
-
-def _shape_reason(op: str, tensors: Sequence[Tensor]) -> str | None:
-    if op == "jacobian_gram" and min(tensors[0].shape[0], tensors[1].shape[0]) > 1:
+    if given and op == "jacobian_gram" and min(given[0].shape[0], given[1].shape[0]) > 1:
         return "both tensors depend on the column, and the CUDA kernel takes one that does not"
     return None
 
 
-def _unsuitable(kernels: Kernels, tensors: Sequence[Tensor]) -> str | None:
+def _unsuitable(kernels: Kernels, tensors: Iterable[Tensor | None]) -> str | None:
     """Why these kernels do not take these tensors together, or None if they may."""
     dtype, on_cpu = None, kernels.device == "cpu"
     for tensor in tensors:
+        if tensor is None:
+            continue
         # Asking for the device makes an object of it, once for each tensor of each call.
         if not (tensor.is_cpu if on_cpu else tensor.device.type == kernels.device):
             return f"a tensor is on {tensor.device}, and these kernels are for {kernels.device}"

@@ -112,7 +112,7 @@ def _reference(
     groups: int,
     transposed: bool,
 ) -> Tensor:
-    if 0 in (*s.shape, *weight.shape, *input_size):
+    if s.numel() == 0 or weight.numel() == 0 or 0 in input_size:
         shape = _shape(s, weight, bias, input_size, stride, padding, dilation, groups, transposed)
         zero = s.new_zeros(shape) + 0 * (s.sum() + weight.sum())
         return zero if bias is None else zero + bias.reshape(-1, *(1,) * len(input_size))

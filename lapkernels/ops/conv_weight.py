@@ -21,6 +21,8 @@ from lapkernels.ops._library import kernel_for, register
 from lapkernels.ops.conv_input import library_is_faster
 from lapkernels.ops.geometry import Geometry, check_rank
 
+_backward = torch.ops.aten.convolution_backward.default
+
 
 def conv_weight(s: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
     """D of the weight, of its shape, from ``s`` [N, O, *out] and ``x`` [N, I, *in].
@@ -46,14 +48,14 @@ def weight_gradient(
 ) -> Tensor:
     """D by torch's library."""
     shape = weight_shape(small, large, kernel_size, groups)
-    if 0 in (*small.shape, *large.shape):
+    if small.numel() == 0 or large.numel() == 0:
         return small.new_zeros(shape) + 0 * (small.sum() + large.sum())
     taps = (kernel_size, stride, padding, dilation)
-    entry, symmetric = library_input(large[0], small.shape[3:], *taps)
+    entry, symmetric = library_input(large.squeeze(0), small.shape[3:], *taps)
     mask = [False, True, False]
     options = (stride, symmetric, dilation, False, [0] * len(kernel_size), groups, mask)
     weight = small.new_empty(shape)
-    return torch.ops.aten.convolution_backward(small[0], entry, weight, None, *options)[1]
+    return _backward(small.squeeze(0), entry, weight, None, *options)[1]
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

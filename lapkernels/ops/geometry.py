@@ -38,7 +38,9 @@ class Geometry:
     """Kernel taps of a layer, and where they fall on its input.
 
     ``padding`` holds one (before, after) pair a dimension. No dimensions at all is a Linear layer:
-    its tensors keep their features last, ``x`` [N, ..., I], where a convolution has [N, I, ...].
+    its tensors keep their features last, ``x`` [N, ..., I], where a convolution has [N, I, ...];
+    ``is_linear`` tells. ``arguments`` is (stride, padding before, dilation, groups) in the form the
+    registered ops take, a Linear layer being one tap over one dimension; not to be changed.
     """
 
     kernel_size: tuple[int, ...] = ()
@@ -49,7 +51,8 @@ class Geometry:
     transposed: bool = False
     padding_mode: PaddingMode = "zeros"
     output_padding: tuple[int, ...] = ()
-    _arguments: tuple[list[int], list[int], list[int], int] = field(
+    is_linear: bool = field(init=False, repr=False, compare=False)
+    arguments: tuple[list[int], list[int], list[int], int] = field(
         init=False, repr=False, compare=False
     )
 
@@ -79,7 +82,8 @@ class Geometry:
         # graph.
         before = [pair[0] for pair in self.padding]
         taps = (list(self.stride), before, list(self.dilation), self.groups)
-        object.__setattr__(self, "_arguments", taps if dims else ([1], [0], [1], 1))
+        object.__setattr__(self, "arguments", taps if dims else ([1], [0], [1], 1))
+        object.__setattr__(self, "is_linear", dims == 0)
 
     @classmethod
     def conv(
@@ -124,11 +128,6 @@ class Geometry:
             f"{type(module).__name__} is not a Linear, Conv1d/2d/3d or ConvTranspose1d/2d/3d"
         )
 
-    @property
-    def is_linear(self) -> bool:
-        """Whether there are no spatial dimensions, and features come last."""
-        return not self.kernel_size
-
     def output_size(self, input_size: tuple[int, ...]) -> tuple[int, ...]:
         """Spatial size of the layer's output for a spatial ``input_size``."""
         sizes = []
@@ -163,14 +162,6 @@ class Geometry:
         """The same layer on an input that was padded beforehand."""
         none = tuple((0, 0) for _ in self.kernel_size)
         return replace(self, padding=none, padding_mode="zeros")
-
-    @property
-    def arguments(self) -> tuple[list[int], list[int], list[int], int]:
-        """(stride, padding before, dilation, groups) in the form the registered ops take.
-
-        A Linear layer is one tap over one dimension. The lists are not to be changed.
-        """
-        return self._arguments
 
     @property
     def taps(self) -> list[int]:

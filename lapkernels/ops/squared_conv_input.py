@@ -146,18 +146,19 @@ def _library(
     activation: str,
     slope: float,
 ) -> Tensor | None:
+    if not library_is_faster(weight.shape, groups, 12288):
+        return None
+    # Looked up first: after the convolution nothing of the interpreter's is in the cache.
+    kernel = None if z is None else compiled("squared_derivative", m, z)
     if is_pointwise(weight.shape[2:], stride, padding, groups):
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    elif library_is_faster(weight.shape, groups, 8192):
+    else:
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = CONV_INPUT.reference(m, weight.square(), None, *taps)
-    else:
-        return None
     if z is None:
         return value
-    kernel = compiled("squared_derivative", value, z)
     if kernel is None:
         return value.mul_(derivative_squared(z, activation, slope))
     kernel(value, 0.0, 1.0, value, z, activation, slope)
