@@ -6,6 +6,6 @@ template <class T>
 void conv_input(const Context& context, Grid<T> out, Update update, Grid<const T> s,
                 Grid<const T> weight, const T* bias, Taps taps, bool transposed, Grid<const T> z,
                 Activation activation, double slope) {
-  convolve<T>(context, result_of<T, false>(out, update, bias, z, activation, slope), s, weight,
-              taps, transposed, Identity{});
+  const Stream<T> stream{s, result_of<T, false>(out, update, bias, z, activation, slope), false};
+  convolve<T>(context, {&stream, 1}, weight, taps, transposed);
 }

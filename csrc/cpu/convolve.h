@@ -1,5 +1,6 @@
-// The sums of a convolution with f(W), towards a layer's input or, transposed, its output.
-// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+// The sums of a convolution with f(W) = W or W², towards a layer's input or, transposed, its
+// output, of one tensor m or of several that go through the same layer. Included by isa_kernels.h
+// inside namespace lapkernels::LAPKERNELS_ISA.
 //
 //   conv:        out[b, u] = sum_{a, k, t} f(W[a, b, k]) m[a, t],  t stride - padding + k dilation
 //   = u transposed:  out[a, t] = sum_{b, k} f(W[a, b, k]) m[b, t stride - padding + k dilation]
@@ -23,17 +24,21 @@ inline Axis scatter_axis(const Taps& taps, int d, int64_t phase, int64_t inputs,
 }
 
 // f(W) of `rows` output channels from row r0 on, term by term: [terms][rows].
-template <class T, class F>
+template <class T>
 void pack_weights(T* to, const Grid<const T>& weight, const std::vector<int64_t>& taps,
                   int64_t sources, int64_t first_source, int64_t r0, int64_t rows,
-                  int64_t source_stride, int64_t row_stride, const int64_t kernel[3], F f) {
+                  int64_t source_stride, int64_t row_stride, const int64_t kernel[3],
+                  bool squared) {
   for (int64_t c = 0; c < sources; ++c)
     for (int64_t tap : taps) {
       const int64_t x = tap % kernel[2], y = tap / kernel[2] % kernel[1];
       const int64_t z = tap / kernel[2] / kernel[1];
       const T* w = weight.data + (first_source + c) * source_stride + z * weight.stride[3] +
                    y * weight.stride[4] + x * weight.stride[5];
-      for (int64_t r = 0; r < rows; ++r, ++to) *to = f(w[(r0 + r) * row_stride]);
+      for (int64_t r = 0; r < rows; ++r, ++to) {
+        const T value = w[(r0 + r) * row_stride];
+        *to = squared ? value * value : value;
+      }
     }
 }
 
@@ -162,11 +167,20 @@ Result<T> result_of(const Grid<T>& out, Update update, const T* bias, const Grid
   return result;
 }
 
-template <class T, class F>
-void convolve(const Context& context, const Result<T>& result, const Grid<const T>& m,
-              const Grid<const T>& weight, const Taps& taps, bool transposed, F f) {
+// What goes through a layer, by W or by W², and what becomes of it. Several have the same sizes.
+template <class T>
+struct Stream {
+  Grid<const T> m;
+  Result<T> result;
+  bool squared;
+};
+
+template <class T>
+void convolve(const Context& context, std::span<const Stream<T>> streams,
+              const Grid<const T>& weight, const Taps& taps, bool transposed) {
   constexpr int64_t kPlaneBytes = 192 << 10, kLine = 12 * kWidth<T>, kFewest = 256;
-  const Grid<T>& out = result.out;
+  const Grid<T>& out = streams[0].result.out;
+  const Grid<const T>& m = streams[0].m;
   const int64_t sources = m.size[2] / taps.groups, rows = out.size[2] / taps.groups;
   // Weight [A, B / groups, k]: the output is b of the group's a for a convolution, else a.
   const int64_t source_stride = transposed ? weight.stride[2] : weight.stride[1];
@@ -202,42 +216,50 @@ void convolve(const Context& context, const Result<T>& result, const Grid<const 
         is_short ? std::clamp<int64_t>(kLine / p.lengths[2], 1, p.count(1, 0)) : 1;
     const int64_t longest = (together - 1) * p.lengths[2] + width;
     const int64_t height = block_height<T>(longest), pitch = round_up(longest, kWidth<T>);
-    // Weights of all groups, blocks of channels one after another.
-    Scratch<T> weights(taps.groups * rows * terms);
-    for (int64_t g = 0; g < taps.groups; ++g)
-      for (int64_t r = 0, block; r < rows; r += block) {
-        block = next_block(rows - r, height);
-        const int64_t first_source = transposed ? 0 : g * sources;
-        const int64_t first_row = transposed ? g * rows + r : r;
-        pack_weights<T>(weights.data() + (g * rows + r) * terms, weight, indices, sources,
-                        first_source, first_row, block, source_stride, row_stride, taps.kernel, f);
-      }
+    // Weights of each stream and all groups, blocks of channels one after another.
+    const int64_t of_stream = taps.groups * rows * terms;
+    Scratch<T> weights(streams.size() * of_stream);
+    for (size_t k = 0; k < streams.size(); ++k)
+      for (int64_t g = 0; g < taps.groups; ++g)
+        for (int64_t r = 0, block; r < rows; r += block) {
+          block = next_block(rows - r, height);
+          const int64_t first_source = transposed ? 0 : g * sources;
+          const int64_t first_row = transposed ? g * rows + r : r;
+          pack_weights<T>(weights.data() + k * of_stream + (g * rows + r) * terms, weight, indices,
+                          sources, first_source, first_row, block, source_stride, row_stride,
+                          taps.kernel, streams[k].squared);
+        }
     const int64_t slabs = p.slabs();
     context.parallel_for(out.size[1] * taps.groups * slabs, [&](int64_t task) {
       const int64_t slab = task % slabs, g = task / slabs % taps.groups;
       const int64_t n = task / slabs / taps.groups;
       const int64_t filled = sources * p.phases * p.plane;
       Scratch<T> arrays(filled, filled);
-      fill_planes<T>(arrays.data(), p, slab, m, 0, n, g * sources, (g + 1) * sources, Identity{});
       const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
       Scratch<T> line(height * pitch);
-      for (int64_t iz = 0; iz < nz; ++iz)
-        for (int64_t iy = 0; iy < ny; iy += together)
-          for (int64_t r = 0, block; r < rows; r += block) {
-            block = next_block(rows - r, height);
-            const int64_t lines = std::min(together, ny - iy), c = g * rows + r;
-            int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
-                            (p.begin(1, slab) + iy) * steps[1] + at[1],
-                            p.begin(2, slab) * steps[2] + at[2]};
-            const auto sum = axpy_rows<T>[block - 1];
-            if (terms > 0)
-              sum(arrays.data() + p.row(iz, iy), offsets.data(), terms, weights.data() + c * terms,
-                  line.data(), pitch, (lines - 1) * p.lengths[2] + nx,
-                  result.fetch(n, c, block, u, steps[2]));
-            for (int64_t y = 0; y < lines; ++y, u[1] += steps[1])
-              for (int64_t i = 0; i < block; ++i)
-                result.write(n, c + i, u, steps[2], line.data() + i * pitch + y * p.lengths[2], nx);
-          }
+      for (size_t k = 0; k < streams.size(); ++k) {
+        const Result<T>& result = streams[k].result;
+        fill_planes<T>(arrays.data(), p, slab, streams[k].m, 0, n, g * sources, (g + 1) * sources,
+                       Identity{});
+        for (int64_t iz = 0; iz < nz; ++iz)
+          for (int64_t iy = 0; iy < ny; iy += together)
+            for (int64_t r = 0, block; r < rows; r += block) {
+              block = next_block(rows - r, height);
+              const int64_t lines = std::min(together, ny - iy), c = g * rows + r;
+              int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
+                              (p.begin(1, slab) + iy) * steps[1] + at[1],
+                              p.begin(2, slab) * steps[2] + at[2]};
+              const auto sum = axpy_rows<T>[block - 1];
+              if (terms > 0)
+                sum(arrays.data() + p.row(iz, iy), offsets.data(), terms,
+                    weights.data() + k * of_stream + c * terms, line.data(), pitch,
+                    (lines - 1) * p.lengths[2] + nx, result.fetch(n, c, block, u, steps[2]));
+              for (int64_t y = 0; y < lines; ++y, u[1] += steps[1])
+                for (int64_t i = 0; i < block; ++i)
+                  result.write(n, c + i, u, steps[2], line.data() + i * pitch + y * p.lengths[2],
+                               nx);
+            }
+      }
     });
   }
 }

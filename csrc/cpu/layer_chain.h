@@ -42,28 +42,6 @@ void channel_sums(const Context& context, T* out, const Grid<const T>& s) {
   });
 }
 
-// A convolution and what goes through it: what its weight and what is below it gets.
-template <class T, bool kSquared>
-void conv_step(const Context& context, const ChainLayer<T>& layer, const Grid<const T>& s,
-               const Grid<T>& weight, const Grid<T>& input) {
-  constexpr Update fresh{0, 1};
-  const Grid<const T>&small = layer.transposed ? layer.x : s,
-                   &large = layer.transposed ? s : layer.x;
-  if (weight.data) {
-    if constexpr (kSquared)
-      squared_conv_weight<T>(context, weight, fresh, small, large, layer.taps, layer.transposed);
-    else
-      conv_weight<T>(context, weight, fresh, small, large, layer.taps);
-  }
-  if (!input.data) return;
-  if constexpr (kSquared)
-    squared_conv_input<T>(context, input, fresh, s, layer.weight, layer.taps, layer.transposed,
-                          layer.z, layer.activation, layer.slope);
-  else
-    conv_input<T>(context, input, fresh, s, layer.weight, nullptr, layer.taps, layer.transposed,
-                  layer.z, layer.activation, layer.slope);
-}
-
 template <class T>
 Grid<const T> read_only(const Grid<T>& grid) {
   Grid<const T> found{grid.data, {}, {}};
@@ -72,29 +50,63 @@ Grid<const T> read_only(const Grid<T>& grid) {
   return found;
 }
 
+// What goes through a layer: a diagonal m and perhaps a gradient g, and where their shares go.
+template <class T>
+struct Ways {
+  size_t count;
+  Grid<const T> s[2];
+  Grid<T> weights[2], inputs[2];
+  T* biases[2];
+};
+
+template <class T>
+void linear_step(const Context& context, const ChainLayer<T>& layer, const Ways<T>& ways) {
+  const auto& [count, s, weights, inputs, biases] = ways;
+  const Flow<T> to_weight[2] = {{s[0], weights[0], true}, {s[1], weights[1], false}};
+  const Flow<T> to_input[2] = {{s[0], inputs[0], true}, {s[1], inputs[1], false}};
+  for (size_t k = 0; k < count; ++k)
+    if (biases[k]) row_sums<T>(biases[k], s[k]);
+  if (weights[0].data) linear_weight<T>(context, {to_weight, count}, layer.x);
+  if (inputs[0].data)
+    linear_input<T>(context, {to_input, count}, layer.weight, layer.z, layer.activation,
+                    layer.slope);
+}
+
+template <class T>
+void conv_step(const Context& context, const ChainLayer<T>& layer, const Ways<T>& ways) {
+  constexpr Update fresh{0, 1};
+  const auto& [count, s, weights, inputs, biases] = ways;
+  for (size_t k = 0; k < count; ++k) {
+    if (biases[k]) channel_sums<T>(context, biases[k], s[k]);
+    const Grid<const T>&small = layer.transposed ? layer.x : s[k],
+                     &large = layer.transposed ? s[k] : layer.x;
+    if (weights[k].data && k == 0)
+      squared_conv_weight<T>(context, weights[k], fresh, small, large, layer.taps,
+                             layer.transposed);
+    else if (weights[k].data)
+      conv_weight<T>(context, weights[k], fresh, small, large, layer.taps);
+  }
+  if (!inputs[0].data) return;
+  const auto& z = layer.z;
+  const auto kind = layer.activation;
+  const double slope = layer.slope;
+  const Stream<T> streams[2] = {
+      {s[0], result_of<T, true>(inputs[0], fresh, nullptr, z, kind, slope), true},
+      {s[1], result_of<T, false>(inputs[1], fresh, nullptr, z, kind, slope), false}};
+  convolve<T>(context, {streams, count}, layer.weight, layer.taps, layer.transposed);
+}
+
 template <class T>
 void layer_chain(const Context& context, Grid<const T> m, Grid<const T> g,
                  std::span<const ChainLayer<T>> layers) {
-  const size_t ways = g.data ? 2 : 1;
-  Grid<const T> s[2] = {m, g};
   for (const ChainLayer<T>& layer : layers) {
-    const Grid<T> weights[2] = {layer.weight_squares, layer.weight_gradient};
-    const Grid<T> inputs[2] = {layer.m, layer.g};
-    T* const biases[2] = {layer.bias_squares, layer.bias_gradient};
-    for (size_t k = 0; k < ways; ++k)
-      if (biases[k])
-        layer.linear ? row_sums<T>(biases[k], s[k]) : channel_sums<T>(context, biases[k], s[k]);
-    if (layer.linear) {
-      const Flow<T> to_weight[2] = {{s[0], weights[0], true}, {s[1], weights[1], false}};
-      const Flow<T> to_input[2] = {{s[0], inputs[0], true}, {s[1], inputs[1], false}};
-      if (weights[0].data) linear_weight<T>(context, {to_weight, ways}, layer.x);
-      if (inputs[0].data)
-        linear_input<T>(context, {to_input, ways}, layer.weight, layer.z, layer.activation,
-                        layer.slope);
-    } else {
-      conv_step<T, true>(context, layer, s[0], weights[0], inputs[0]);
-      if (g.data) conv_step<T, false>(context, layer, s[1], weights[1], inputs[1]);
-    }
-    for (size_t k = 0; k < ways; ++k) s[k] = read_only(inputs[k]);
+    const Ways<T> ways{g.data ? size_t(2) : size_t(1),
+                       {m, g},
+                       {layer.weight_squares, layer.weight_gradient},
+                       {layer.m, layer.g},
+                       {layer.bias_squares, layer.bias_gradient}};
+    layer.linear ? linear_step(context, layer, ways) : conv_step(context, layer, ways);
+    m = read_only(layer.m);
+    if (g.data) g = read_only(layer.g);
   }
 }

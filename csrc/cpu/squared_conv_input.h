@@ -1,11 +1,11 @@
 // Convolution with the squared kernel, towards a layer's input, times a squared activation slope:
-// the sums of convolve.h with f(w) = w². Included by isa_kernels.h inside namespace
+// the sums of convolve.h with W². Included by isa_kernels.h inside namespace
 // lapkernels::LAPKERNELS_ISA.
 
 template <class T>
 void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid<const T> m,
                         Grid<const T> weight, Taps taps, bool transposed, Grid<const T> z,
                         Activation activation, double slope) {
-  convolve<T>(context, result_of<T, true>(out, update, nullptr, z, activation, slope), m, weight,
-              taps, transposed, Square{});
+  const Stream<T> stream{m, result_of<T, true>(out, update, nullptr, z, activation, slope), true};
+  convolve<T>(context, {&stream, 1}, weight, taps, transposed);
 }
