@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +20,38 @@ Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter
 class Contents:
     """A model's modules by name, and its parameters by every name: tied ones have several.
 
-    ``firsts`` has the first name of each parameter, by identity.
+    ``firsts`` has the first name of each parameter, and ``paths`` of each module, by identity.
+    ``places`` are where modules hold parameters: a dictionary, the key in it, and the parameter's
+    first name.
     """
 
     model: nn.Module
     modules: list[tuple[str, nn.Module]]
     aliases: dict[str, nn.Parameter]
     firsts: dict[int, str]
+    paths: dict[int, str]
+    places: list[tuple[dict[str, Any], str, str]]
+    buffers: list[Tensor]
 
     @classmethod
     def of(cls, model: nn.Module) -> Contents:
         """Go through the model once, in the order of ``named_parameters``."""
-        modules = list(_modules("", model))
-        aliases: dict[str, nn.Parameter] = {}
-        firsts: dict[int, str] = {}
-        for path, module in modules:
-            for key, parameter in module._parameters.items():
+        found = cls(model, list(_modules("", model)), {}, {}, {}, [], [])
+        aliases, firsts, paths, places = found.aliases, found.firsts, found.paths, found.places
+        for path, module in found.modules:
+            new = id(module) not in paths
+            if new:
+                paths[id(module)] = path
+                found.buffers.extend(b for b in module._buffers.values() if b is not None)
+            held = module._parameters
+            for key, parameter in held.items():
                 if parameter is not None:
                     name = f"{path}.{key}" if path else key
                     aliases[name] = parameter
-                    firsts.setdefault(id(parameter), name)
-        return cls(model, modules, aliases, firsts)
+                    first = firsts.setdefault(id(parameter), name)
+                    if new:
+                        places.append((held, key, first))
+        return found
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -155,6 +167,8 @@ def check_mode(contents: Contents) -> None:
     """Raise where samples are random or depend on each other, as training mode makes them."""
     check_differentiation()
     check_precision(contents)
+    if all([_refusal(kind) is None for kind in {type(module) for _, module in contents.modules}]):
+        return
     for name, module in contents.modules:
         refusal = _refusal(type(module))
         reason = None if refusal is None else refusal(module)

@@ -42,24 +42,16 @@ class Subject:
     @classmethod
     def of(cls, contents: Contents, chosen: dict[str, nn.Parameter]) -> Subject:
         """Of a model that was looked up."""
-        places: list[tuple[dict[str, Any], str, str]] = []
-        paths: dict[int, str] = {}
-        buffers: list[Tensor] = []
-        recurrent = False
-        for path, module in contents.modules:
-            if id(module) in paths:
-                continue
-            paths[id(module)] = path
-            held = module._parameters
-            for key, parameter in held.items():
-                if parameter is not None:
-                    places.append((held, key, contents.firsts[id(parameter)]))
-            if module._buffers:
-                buffers += [buffer for buffer in module._buffers.values() if buffer is not None]
-            recurrent = recurrent or isinstance(module, nn.RNNBase)
-        modules = [module for _, module in contents.modules]
-        parameters = contents.parameters
-        return cls(contents.model, modules, chosen, parameters, places, paths, buffers, recurrent)
+        return cls(
+            contents.model,
+            [module for _, module in contents.modules],
+            chosen,
+            contents.parameters,
+            contents.places,
+            contents.paths,
+            contents.buffers,
+            any([isinstance(module, nn.RNNBase) for _, module in contents.modules]),
+        )
 
 
 def record(
