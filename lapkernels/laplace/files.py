@@ -21,7 +21,7 @@ from lapkernels.curvature.state import Summary
 from lapkernels.laplace.structures import Packed
 
 # Raised when older files can no longer be read as they are.
-FORMAT = 2
+FORMAT = 3
 KEY = "lapkernels"
 DIGEST = "sha256"
 

@@ -159,7 +159,7 @@ def test_foreign_files(tmp_path: Path) -> None:
     problem = classifier()
     path = tmp_path / "foreign"
     tensors = {name: p.detach() for name, p in problem.model.named_parameters()}
-    headers: tuple[Any, ...] = (None, "", "null", "[]", "{", "[" * 100_000, '{"format": 2}', "1")
+    headers: tuple[Any, ...] = (None, "", "null", "[]", "{", "[" * 100_000, '{"format": 3}', "1")
     for header in headers:
         metadata = None if header is None else {"lapkernels": header}
         safetensors.save_file(tensors, path, metadata)
