@@ -129,6 +129,8 @@ struct KernelTable {
   void (*tanh)(const Context&, T* out, const T* x, int64_t size);
   // Two spatial dimensions; the index is contiguous.
   void (*max_pool)(const Context&, Grid<T> out, int64_t* index, Grid<const T> x, Taps);
+  // Dense along the features, of which x has at least a vector.
+  void (*linear)(const Context&, Grid<T> out, Grid<const T> x, Grid<const T> weight, const T* bias);
 };
 
 }  // namespace lapkernels

@@ -67,6 +67,7 @@ const Kernels<T> table = {
     &scaled_product<T>,
     &tanh<T>,
     &max_pool<T>,
+    &linear<T>,
 };
 
 const Kernels<float>& float_table() { return table<float>; }

@@ -229,6 +229,10 @@ def _run_convolution(*arguments: Any) -> tuple[Tensor, ...]:
     return (ops.convolution(*arguments),)
 
 
+def _run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
+    return (ops.linear(x, weight, bias),)
+
+
 def _run_tanh(x: Tensor) -> tuple[Tensor, ...]:
     return (ops.tanh(x),)
 
@@ -340,7 +344,7 @@ _RESHAPES = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze")
 def _functions() -> dict[Any, Function]:
     convolution = aten.convolution.default
     table: dict[Any, Function] = {
-        F.linear: Function.of(aten.linear.default, _linear),
+        F.linear: Function.of(aten.linear.default, _linear, run=_run_linear),
         F.relu: Function.of(aten.relu.default, _one_or_in_place),
         F.silu: Function.of(aten.silu.default, _one_or_in_place),
         F.leaky_relu: Function.of(aten.leaky_relu.default, _leaky_relu),

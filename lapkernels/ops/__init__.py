@@ -14,6 +14,7 @@ from lapkernels.ops.jacobian_squared_sum import jacobian_squared_sum, jacobian_s
 from lapkernels.ops.kronecker_input import kronecker_input
 from lapkernels.ops.kronecker_output import kronecker_output
 from lapkernels.ops.layer_chain import ChainLayer, ChainSums, can_chain, layer_chain
+from lapkernels.ops.linear import linear
 from lapkernels.ops.max_pool import max_pool2d
 from lapkernels.ops.precision_update import precision_update
 from lapkernels.ops.sample_from_precision import sample_from_precision
@@ -52,6 +53,7 @@ __all__ = [
     "kronecker_input",
     "kronecker_output",
     "layer_chain",
+    "linear",
     "max_pool2d",
     "mostly_zero",
     "precision_update",
