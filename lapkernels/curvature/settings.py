@@ -2,7 +2,7 @@
 
 The ``forward`` of these layers reads its input, the layer's parameters and buffers, and the
 attributes that the class names as its ``__constants__``; a ``Sequential`` calls one layer after the
-other. A model with hooks, with a ``forward`` of its own or with any other module may do anything.
+other. A model with hooks, with methods of its own or with any other module may do anything.
 """
 
 from __future__ import annotations
@@ -25,18 +25,22 @@ LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.Upsample),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
 )
+# The methods that run when such a layer is called.
+_METHODS = ("forward", "_conv_forward", "_output_padding", "_check_input_dim", "__iter__")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _hooks = attrgetter(*_HOOKS)
+_Read = Callable[[Any], Any]
 
 
-def _reader(layer: type[nn.Module]) -> tuple[Any, Callable[[nn.Module], Any]]:
-    """The layer's ``forward`` as it is now, and what reads its settings."""
-    names: Iterable[str] = getattr(layer, "__constants__", ())
-    return layer.forward, attrgetter("training", *names)
+def _readers(layer: type[nn.Module]) -> tuple[_Read, Any, _Read]:
+    """What reads a layer's methods, these as they are now, and what reads its settings."""
+    methods = attrgetter(*(name for name in _METHODS if hasattr(layer, name)))
+    constants: Iterable[str] = getattr(layer, "__constants__", ())
+    return methods, methods(layer), attrgetter("training", *constants)
 
 
-_READERS: dict[type[nn.Module], tuple[Any, Callable[[nn.Module], Any]]] = {
-    layer: _reader(layer) for layer in LAYERS
+_READERS: dict[type[nn.Module], tuple[_Read, Any, _Read]] = {
+    layer: _readers(layer) for layer in LAYERS
 }
 
 
@@ -46,15 +50,16 @@ def settings_of(modules: Iterable[nn.Module]) -> list[Any] | None:
     None if that may be more than settings.
     """
     # Hooks on all modules of the process. Where torch has none of that name, there may be others.
-    if any(getattr(every_module, f"_global{name}", True) for name in _HOOKS):
+    if any([getattr(every_module, f"_global{name}", True) for name in _HOOKS]):
         return None
     found: list[Any] = []
     for module in modules:
         kind = type(module)
-        forward, read = _READERS.get(kind, (None, None))
-        if read is None or kind.forward is not forward or "forward" in vars(module):
+        readers = _READERS.get(kind)
+        if readers is None or any(_hooks(module)):
             return None
-        if any(_hooks(module)):
+        methods, known, settings = readers
+        if methods(kind) != known or not vars(module).keys().isdisjoint(_METHODS):
             return None
-        found.append((kind, read(module)))
+        found.append((kind, settings(module)))
     return found

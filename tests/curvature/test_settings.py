@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import lapkernels as lk
 from lapkernels.curvature import replay
-from lapkernels.curvature.settings import LAYERS
+from lapkernels.curvature.settings import _METHODS, LAYERS
 
 
 def read_by(layer: type[nn.Module], name: str = "forward") -> Iterator[str]:
@@ -34,9 +34,8 @@ def read_by(layer: type[nn.Module], name: str = "forward") -> Iterator[str]:
 def test_layers_read_nothing_but_their_settings(layer: type[nn.Module]) -> None:
     tensors = {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}
     settings = {"training", *getattr(layer, "__constants__", ())}
-    methods = {name for name, _ in inspect.getmembers(layer, inspect.isfunction)}
     # Padding modes other than zeros are no calls that can be repeated.
-    rest = set(read_by(layer)) - tensors - settings - methods
+    rest = set(read_by(layer)) - tensors - settings - set(_METHODS)
     assert rest <= {"_reversed_padding_repeated_twice"}
 
 
@@ -110,6 +109,11 @@ def patched(model: nn.Sequential) -> None:
     leaky(model).forward = torch.tanh
 
 
+def redone(model: nn.Sequential) -> None:
+    first: Any = model[0]
+    first[0]._conv_forward = lambda x, w, b: 2 * nn.functional.conv2d(x, w, b)
+
+
 def swapped(model: nn.Sequential) -> None:
     model[3], model[5] = model[5], model[3]
 
@@ -122,6 +126,7 @@ CHANGES: dict[str, Callable[[nn.Sequential], Any]] = {
     "slope": lambda model: setattr(leaky(model), "negative_slope", 0.5),
     "epsilon": lambda model: setattr(model[0][2], "eps", 0.5),  # pyright: ignore
     "forward": patched,
+    "method": redone,
     "another layer": lambda model: model.insert(4, nn.Tanh()),
     "other order": swapped,
     "fewer layers": lambda model: model.pop(3),
@@ -158,10 +163,24 @@ def test_hooks_of_all_modules_are_noticed() -> None:
     assert not torch.equal(before["0.0.weight"], after["0.0.weight"])
 
 
-def test_changed_classes_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def doubled(layer: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    return 2 * nn.functional.conv2d(x, weight, bias)
+
+
+@pytest.mark.parametrize(
+    ("layer", "method", "other"),
+    [
+        (nn.Tanh, "forward", lambda _, x: torch.sigmoid(x)),
+        (nn.Conv2d, "_conv_forward", doubled),
+        (nn.Sequential, "__iter__", lambda model: iter([*model._modules.values(), nn.Tanh()])),
+    ],
+)
+def test_changed_classes_are_noticed(
+    layer: type[nn.Module], method: str, other: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model = network()
     before = [lk.diag(model, images(), "categorical") for _ in range(2)][1]
-    monkeypatch.setattr(nn.Tanh, "forward", lambda _, x: torch.sigmoid(x))
+    monkeypatch.setattr(layer, method, other)
     check(model)
     after = lk.diag(model, images(), "categorical")
     assert not torch.equal(before["0.0.weight"], after["0.0.weight"])
