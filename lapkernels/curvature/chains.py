@@ -7,8 +7,9 @@ many rows, are none: torch's library is faster there.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from torch import Tensor
 
@@ -141,7 +142,7 @@ def _link(plan: Plan, position: int, made_for_one: Callable[[Value], int | None]
     """The link that ends with the layer at a position, if there is one."""
     node = plan.sample_nodes[position]
     rule, use = node.rule, node.rule.uses.get(1)
-    if not isinstance(use, WeightUse) or not _is_ours(rule, use):
+    if not isinstance(use, WeightUse) or not _is_ours(rule, use, node.inputs[0].shape):
         return None
     shares = {index: plan.shares.get((position, index)) for index in rule.uses}
     if any(share is None or share.chain for share in shares.values()):
@@ -153,16 +154,19 @@ def _link(plan: Plan, position: int, made_for_one: Callable[[Value], int | None]
     return Link(node, activation, names.get(1), names.get(2))
 
 
-def _is_ours(rule: Rule, use: WeightUse) -> bool:
-    """Whether our kernels are the faster ones for a layer."""
+def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
+    """Whether our kernels are the faster ones for a layer whose input has the shape ``x``.
+
+    That is asked of plans without tensors too.
+    """
     if isinstance(rule, Linear):
-        return isinstance(use, RowsUse) and use.count <= ROWS
+        return isinstance(use, RowsUse) and x[0] <= ROWS
     if not isinstance(rule, Convolution) or use.geometry != rule.geometry:
         return False
-    groups = use.geometry.groups
+    groups, positions = use.geometry.groups, prod(use.geometry.output_size(tuple(x[2:])))
     return not (
         library_is_faster(use.shape, groups, 8192)
-        or weight_by_library(use.shape[0] // groups, use.shape[1], use.positions)
+        or weight_by_library(use.shape[0] // groups, use.shape[1], positions)
     )
 
 

@@ -94,6 +94,32 @@ def test_a_model_runs_once(run: list[Any]) -> None:
         torch.testing.assert_close(mine, one)
 
 
+CHAINS: dict[str, Callable[[], nn.Module]] = {
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(36, 8), nn.Tanh(), nn.Linear(8, 3)),
+    "convolution": lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 3, 4)),
+    "neither": lambda: nn.Sequential(nn.Conv2d(1, 2, 3), nn.LayerNorm([4, 4]), nn.Conv2d(2, 3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_gradients_of_a_model_that_was_seen_by_others(name: str) -> None:
+    torch.manual_seed(0)
+    model = CHAINS[name]()
+    data = images(), torch.randn_like(model(images()))
+    found = []
+    for one in (copy.deepcopy(model), model):
+        for _ in range(2):
+            if one is model:
+                lk.diag(one, data)
+        found.append(lk.gradient_and_diag(one, data))
+    loss = 0.5 * (model(data[0]) - data[1]).square().sum()
+    exact = torch.autograd.grad(loss, list(model.parameters()))
+    for key, known in zip(found[0].gradient, exact, strict=True):
+        torch.testing.assert_close(found[0].gradient[key], known)
+        torch.testing.assert_close(found[1].gradient[key], known)
+        assert torch.equal(found[0].diagonal[key], found[1].diagonal[key])
+
+
 def test_outputs_that_are_chosen_run_the_model(run: list[Any]) -> None:
     model = network()
     for scale in (1.0, 2.0):
