@@ -169,7 +169,7 @@ def _replayed(
 
 
 def _repeated(calls: Calls, given: list[Tensor], graph: bool) -> Tensor | None:
-    """The output of the calls on other tensors, None if torch did something else."""
+    """The output of the calls on other tensors, None if some are of a kind of their own."""
     if any([type(tensor) is not Tensor for tensor in given]):
         return None
     with torch.set_grad_enabled(graph):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.kernels import compiled
+from lapkernels.ops._library import kernel_for
 
 # So many stretches of so many values. Single values would each be a line of memory to fetch.
 COUNT, LENGTH = 8, 8
@@ -18,12 +18,11 @@ def value_samples(tensors: Sequence[Tensor]) -> Tensor:
 
     A vector of float64 on the CPU.
     """
-    kernel = compiled("value_samples", tensors[0]) if tensors and tensors[0].is_cpu else None
-    if kernel is not None and all([tensor.is_contiguous() for tensor in tensors]):
-        try:
+    kernel = kernel_for("value_samples", tensors[:1]) if tensors else None
+    if kernel is not None:
+        dtype = tensors[0].dtype
+        if all([t.is_cpu and t.dtype is dtype and t.is_contiguous() for t in tensors]):
             return kernel(tensors, COUNT, LENGTH)
-        except RuntimeError:
-            pass  # tensors of several kinds
     parts = [_some(tensor.detach().reshape(-1)).to("cpu", torch.float64) for tensor in tensors]
     return torch.cat([torch.empty(0, dtype=torch.float64), *parts])
 

@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lapkernels import use_backend
 from lapkernels.kernels import NATIVE
 from lapkernels.kernels.native import native_op
+from lapkernels.kernels.selector import BACKENDS
 from lapkernels.ops import value_samples
 from lapkernels.ops.value_samples import COUNT, LENGTH
 
@@ -40,6 +42,14 @@ def test_layouts_and_kinds_make_no_difference() -> None:
     assert torch.equal(value_samples([x.to(memory_format=torch.channels_last)]), known)
     assert torch.equal(value_samples([torch.nn.Parameter(x)]), known)
     assert torch.equal(value_samples([x, x.double()]), torch.cat([known, known]))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_every_backend_may_be_in_force(name: str) -> None:
+    x = torch.arange(1000.0)
+    known = value_samples([x])
+    with use_backend(name):
+        assert torch.equal(value_samples([x]), known)
 
 
 def test_nothing() -> None:
