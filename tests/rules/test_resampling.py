@@ -38,6 +38,22 @@ CASES: list[Case] = [
     ),
     *(
         c
+        for size, *scales in (
+            ([6, 6],),
+            ([6, 6], 3.0, 2.0),
+            ([2, 6], None, 2.0),
+            ([2, 3], 1.0, 1.0),
+            ([10, 6], 5.0, 2.0),
+            ([4, 6], 2.3, 1.7),
+        )
+        for c in case(
+            f"nearest-whole-{size}-{scales}",
+            aten.upsample_nearest2d.default,
+            lambda size=size, scales=scales: (x(3, 2, 2, 3), size, *scales),
+        )
+    ),
+    *(
+        c
         for corners in (False, True)
         for name, spatial in (
             ("upsample_linear1d", 1),
