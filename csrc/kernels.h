@@ -66,6 +66,19 @@ struct ChainLayer {
   Grid<T> m, g;  // at the operand of the activation that made x
 };
 
+// One of several layers that run one after the other, with the activation behind it. The bias is
+// contiguous, or null.
+template <class T>
+struct ForwardLayer {
+  bool linear;
+  Grid<const T> weight;
+  const T* bias;
+  Taps taps;
+  bool transposed;
+  Activation activation;
+  Grid<T> out;
+};
+
 // The kernels of one kind of device for one element type; null where there is none. A context says
 // how to run on the device.
 template <class T, class Context>
@@ -129,8 +142,8 @@ struct KernelTable {
   void (*tanh)(const Context&, T* out, const T* x, int64_t size);
   // Two spatial dimensions; the index is contiguous.
   void (*max_pool)(const Context&, Grid<T> out, int64_t* index, Grid<const T> x, Taps);
-  // Dense along the features, of which x has at least a vector.
-  void (*linear)(const Context&, Grid<T> out, Grid<const T> x, Grid<const T> weight, const T* bias);
+  // Linear layers are dense along their features.
+  void (*run_layers)(const Context&, Grid<const T> x, std::span<const ForwardLayer<T>>);
 };
 
 }  // namespace lapkernels

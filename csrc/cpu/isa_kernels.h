@@ -30,6 +30,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "max_pool.h"
 #include "scaled_product.h"
 #include "tanh.h"
+#include "run_layers.h"
 #include "window_lanes.h"
 #include "window_pull.h"
 #include "window_squared_sum.h"
@@ -67,7 +68,7 @@ const Kernels<T> table = {
     &scaled_product<T>,
     &tanh<T>,
     &max_pool<T>,
-    &linear<T>,
+    &run_layers<T>,
 };
 
 const Kernels<float>& float_table() { return table<float>; }

@@ -3,11 +3,10 @@
 //
 //   pull:    out[n, i] = factor(n, i) sum_o s[n, o] f(W[o, i])    parallel over stretches of i
 //   weight:  D[o, i] = sum_n s[n, o] f(x[n, i])                   parallel over blocks of o
-//   layer:   z[n, o] = bias[o] + sum_i x[n, i] W[o, i]            parallel over blocks of o
 //
-// The first two of a diagonal, where f and the factor are squared, of a gradient, or of both at
-// once. Grids are [N, features]. Weights, inputs and results are dense along i. Rows of s that are
-// one and the same, as a constant Hessian has them, are multiplied once.
+// Both of a diagonal, where f and the factor are squared, of a gradient, or of both at once. Grids
+// are [N, features]. Weights, inputs and results are dense along i. Rows of s that are one and the
+// same, as a constant Hessian has them, are multiplied once.
 
 constexpr int kRowBlock = 6, kStripVectors = kManyRegisters ? 4 : 2;
 template <class T>
@@ -159,56 +158,5 @@ void linear_weight(const Context& context, std::span<const Flow<T>> ways, Grid<c
       for (int64_t r = 0; r < block; ++r)
         std::copy_n(last + r * kStrip<T>, rest, to + r * out.stride[1] + whole);
     }
-  });
-}
-
-// R x C dot products of rows of x and of W, at least one vector long.
-template <class T, int R, int C>
-[[gnu::noinline]] void dot_tile(const T* x, int64_t x_row, const T* w, int64_t w_row, int64_t count,
-                                const T* bias, T* z, int64_t z_row) {
-  Reg<T> acc[R][C] = {};
-  int64_t i = 0;
-  do {
-    Reg<T> columns[C];
-    for (int c = 0; c < C; ++c) columns[c] = load(w + c * w_row + i);
-    for (int r = 0; r < R; ++r) {
-      const Reg<T> row = load(x + r * x_row + i);
-      for (int c = 0; c < C; ++c) acc[r][c] += row * columns[c];
-    }
-    i += kWidth<T>;
-  } while (i + kWidth<T> <= count);
-  for (int r = 0; r < R; ++r) {
-    T sums[round_up(C, 4)];
-    sum_each<C>(acc[r], sums);
-    for (int c = 0; c < C; ++c) {
-      T rest = bias ? bias[c] : T(0);
-      for (int64_t j = i; j < count; ++j) rest += x[r * x_row + j] * w[c * w_row + j];
-      z[r * z_row + c] = sums[c] + rest;
-    }
-  }
-}
-
-// A few rows of the weight stay in the cache for all samples.
-template <class T>
-void linear(const Context& context, Grid<T> z, Grid<const T> x, Grid<const T> weight,
-            const T* bias) {
-  constexpr int kRows = kManyRegisters ? 4 : 3, kColumns = kManyRegisters ? 6 : 4;
-  constexpr int64_t kBlock = 4 * kColumns;
-  const int64_t samples = x.size[1], inputs = x.size[2], outputs = z.size[2];
-  auto tile = [&]<int R, int C>(int64_t n, int64_t o) {
-    dot_tile<T, R, C>(x.data + n * x.stride[1], x.stride[1], weight.data + o * weight.stride[1],
-                      weight.stride[1], inputs, bias ? bias + o : nullptr,
-                      z.data + n * z.stride[1] + o, z.stride[1]);
-  };
-  auto all_samples = [&]<int C>(int64_t o) {
-    int64_t n = 0;
-    for (; n + kRows <= samples; n += kRows) tile.template operator()<kRows, C>(n, o);
-    for (; n < samples; ++n) tile.template operator()<1, C>(n, o);
-  };
-  context.parallel_for(ceil_div(outputs, kBlock), [&](int64_t task) {
-    const int64_t end = std::min(outputs, (task + 1) * kBlock);
-    int64_t o = task * kBlock;
-    for (; o + kColumns <= end; o += kColumns) all_samples.template operator()<kColumns>(o);
-    for (; o < end; ++o) all_samples.template operator()<1>(o);
   });
 }

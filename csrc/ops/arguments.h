@@ -174,6 +174,56 @@ inline Taps check_input_problem(const Tensor& out, const char* name, const Tenso
   return taps;
 }
 
+using List = std::vector<Tensor>;
+
+inline const Tensor& take(const char* name, const List& list, size_t& next) {
+  STD_TORCH_CHECK(next < list.size(), name, " ends too early");
+  return list[next++];
+}
+
+// Takes what a plan, a list of numbers, says of layers, one after the other.
+struct Reader {
+  const Ints& values;
+  size_t next = 0;
+  int64_t operator()() {
+    STD_TORCH_CHECK(next < values.size(), "plan ends too early");
+    return values[next++];
+  }
+  Ints operator()(int64_t count) {
+    Ints found;
+    for (int64_t i = 0; i < count; ++i) found.push_back((*this)());
+    return found;
+  }
+  Activation activation(Activation last) {
+    const int64_t kind = (*this)();
+    STD_TORCH_CHECK(kind >= 0 && kind <= int64_t(last), "activation ", kind, " is not known");
+    return Activation(kind);
+  }
+  // Spatial dimensions: none for a Linear layer.
+  int64_t dims() {
+    const int64_t count = (*this)();
+    STD_TORCH_CHECK(count >= 0 && count <= 3, count, " spatial dimensions");
+    return count;
+  }
+  // Stride, padding, dilation and groups of a convolution.
+  Taps taps(const Tensor& weight) {
+    Ints kernel;
+    for (int64_t d = 2; d < weight.dim(); ++d) kernel.push_back(weight.size(d));
+    const int64_t dims = kernel.size();
+    const Ints stride = (*this)(dims), padding = (*this)(dims), dilation = (*this)(dims);
+    return make_taps(kernel, stride, padding, dilation, (*this)());
+  }
+};
+
+// A convolution's weight has the channels of its input x and its result y.
+inline void check_layer(const Tensor& weight, const Tensor& x, const Tensor& y, int64_t groups,
+                        bool transposed) {
+  const Tensor &small = transposed ? x : y, &large = transposed ? y : x;
+  check_size("weight", weight, 0, small.size(1));
+  STD_TORCH_CHECK(weight.size(0) % groups == 0 && weight.size(1) * groups == large.size(1),
+                  "weight of shape ", shape_of(weight), " does not fit ", groups, " groups");
+}
+
 inline Activation activation_named(const std::string& name) {
   constexpr std::pair<const char*, Activation> known[] = {
       {"identity", Activation::identity},

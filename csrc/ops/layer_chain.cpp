@@ -3,8 +3,6 @@
 namespace lapkernels {
 namespace {
 
-using List = std::vector<Tensor>;
-
 // A contiguous tensor's grid in memory of our own.
 template <class T>
 Grid<T> dense_grid(const Tensor& like, T* data) {
@@ -14,21 +12,6 @@ Grid<T> dense_grid(const Tensor& like, T* data) {
   for (int d = 5; d > 0; step *= g.size[d--]) g.stride[d] = step;
   return g;
 }
-
-// Takes the numbers of a list one after the other.
-struct Reader {
-  const Ints& values;
-  size_t next = 0;
-  int64_t operator()() {
-    STD_TORCH_CHECK(next < values.size(), "plan ends too early");
-    return values[next++];
-  }
-  Ints operator()(int64_t count) {
-    Ints found;
-    for (int64_t i = 0; i < count; ++i) found.push_back((*this)());
-    return found;
-  }
-};
 
 // `plan` has for each layer: the activation that made its input, whether its weight, its bias and
 // its input are wanted, the number of spatial dimensions, and for a convolution stride, padding,
@@ -51,10 +34,6 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
   with_kernels(m, [&]<class T>(const auto& kernels, const auto& context) {
     Reader number{plan};
     size_t next_read = 0, next_made = 0;
-    auto take = [](const char* name, const List& list, size_t& next) -> const Tensor& {
-      STD_TORCH_CHECK(next < list.size(), name, " ends too early");
-      return list[next++];
-    };
     std::vector<ChainLayer<T>> layers;
     std::vector<const Tensor*> inputs;
     const Tensor* above = &m;
@@ -62,13 +41,10 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
     bool goes_on = true;
     for (double slope : slopes) {
       STD_TORCH_CHECK(goes_on, "a layer whose input is not wanted must be the last of the chain");
-      const int64_t activation = number();
-      STD_TORCH_CHECK(activation >= 0 && activation <= int64_t(Activation::sigmoid_of_result),
-                      "activation ", activation, " is not known");
+      const Activation activation = number.activation(Activation::sigmoid_of_result);
       const bool wants_weight = number(), wants_bias = number();
       goes_on = number();
-      const int64_t dims = number();
-      STD_TORCH_CHECK(dims >= 0 && dims <= 3, dims, " spatial dimensions");
+      const int64_t dims = number.dims();
       const Tensor& weight = take("read", read, next_read);
       const Tensor& x = take("read", read, next_read);
       check_dims("m", *above, 2 + dims);
@@ -77,11 +53,10 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
       check_size("input", x, 0, m.size(0));
       ChainLayer<T> layer{};
       layer.linear = dims == 0;
-      layer.activation = Activation(activation);
+      layer.activation = activation;
       layer.slope = slope;
       layer.weight = grid<const T>(weight, 2);
       layer.x = layer.z = grid<const T>(x, 2);
-      int64_t groups = 1;
       if (layer.linear) {
         check_size("weight", weight, 0, above->size(1));
         check_size("weight", weight, 1, x.size(1));
@@ -89,16 +64,9 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
                         "weight must be dense");
         STD_TORCH_CHECK(x.size(1) <= 1 || x.stride(1) == 1, "input must be dense");
       } else {
-        const Ints stride = number(dims), padding = number(dims), dilation = number(dims);
-        groups = number();
+        layer.taps = number.taps(weight);
         layer.transposed = number();
-        Ints kernel;
-        for (int64_t d = 0; d < dims; ++d) kernel.push_back(weight.size(2 + d));
-        layer.taps = make_taps(kernel, stride, padding, dilation, groups);
-        const Tensor &small = layer.transposed ? x : *above, &large = layer.transposed ? *above : x;
-        check_size("weight", weight, 0, small.size(1));
-        STD_TORCH_CHECK(weight.size(0) % groups == 0 && weight.size(1) * groups == large.size(1),
-                        "weight of shape ", shape_of(weight), " does not fit ", groups, " groups");
+        check_layer(weight, x, *above, layer.taps.groups, layer.transposed);
       }
       if (layer.activation != Activation::identity) {
         const Tensor& z = take("read", read, next_read);

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
+from lapkernels.curvature.fusion import Run, fused
 from lapkernels.curvature.memory import version_of
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
@@ -43,12 +44,14 @@ KINDS = 8
 class Template:
     """The calls of a pass and the plan of its way back.
 
-    ``settings`` are those of the model, if nothing else can change its calls.
+    ``settings`` are those of the model, if nothing else can change its calls; ``runs`` are the
+    calls as a pass makes them that does not run the model, once there was one.
     """
 
     calls: Calls
     plan: Plan
     settings: object
+    runs: Sequence[Step | Run] | None = None
 
 
 class Lease:
@@ -153,7 +156,7 @@ def _replayed(
     settings = template.settings if is_output else None
     output: Tensor | None
     if settings is not None and settings == _present_settings(subject):
-        output = _repeated(template.calls, given, graph)
+        output = _repeated(template, given, graph)
     else:
         output = _watched(template.calls, given, subject, start, select, graph)
     if output is None:
@@ -168,22 +171,32 @@ def _replayed(
     return changed(template.plan, trace=trace)
 
 
-def _repeated(calls: Calls, given: list[Tensor], graph: bool) -> Tensor | None:
+def _repeated(template: Template, given: list[Tensor], graph: bool) -> Tensor | None:
     """The output of the calls on other tensors, None if some are of a kind of their own."""
     if any([type(tensor) is not Tensor for tensor in given]):
         return None
+    calls, runs = template.calls, template.runs
     with torch.set_grad_enabled(graph):
-        for step in calls.steps:
-            if step.function.run is None:
-                args = [filled(one, given) for one in step.args]
-                values = [filled(one, given) for one in step.values]
-                outputs = (step.func(*args, **dict(zip(step.names, values, strict=True))),)
-            else:
-                outputs = step.function.run(*[filled(one, given) for one in step.given])
-            if step.returned is None:
-                given += outputs
+        for one in calls.steps if graph or runs is None else runs:
+            made = one.results(given) if isinstance(one, Run) else None
+            if made is not None:
+                given += made
+            for step in one.steps if isinstance(one, Run) else (one,):
+                if made is None and step.returned is None:
+                    given += _results(step, given)
                 _keep(step, given, graph)
+    if runs is None and not graph:
+        template.runs = fused(calls, given)
     return given[calls.output]
+
+
+def _results(step: Step, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+    """What a call makes of other tensors."""
+    if step.function.run is not None:
+        return step.function.run(*[filled(one, tensors) for one in step.given])
+    args = [filled(one, tensors) for one in step.args]
+    values = [filled(one, tensors) for one in step.values]
+    return (step.func(*args, **dict(zip(step.names, values, strict=True))),)
 
 
 def _watched(

@@ -17,6 +17,7 @@ from lapkernels.ops.layer_chain import ChainLayer, ChainSums, can_chain, layer_c
 from lapkernels.ops.linear import linear
 from lapkernels.ops.max_pool import max_pool2d
 from lapkernels.ops.precision_update import precision_update
+from lapkernels.ops.run_layers import Layers, can_run, run_layers
 from lapkernels.ops.sample_from_precision import sample_from_precision
 from lapkernels.ops.scaled_product import scaled_product
 from lapkernels.ops.sparse_conv_input import sparse_conv_input
@@ -33,12 +34,14 @@ from lapkernels.ops.window_squared_sum import window_squared_sum
 
 __all__ = [
     "can_chain",
+    "can_run",
     "can_skip_zeros",
     "ACTIVATIONS",
     "ChainLayer",
     "ChainSums",
     "OPS",
     "Geometry",
+    "Layers",
     "conv_input",
     "conv_weight",
     "convolution",
@@ -57,6 +60,7 @@ __all__ = [
     "max_pool2d",
     "mostly_zero",
     "precision_update",
+    "run_layers",
     "sample_from_precision",
     "scaled_product",
     "sparse_conv_input",

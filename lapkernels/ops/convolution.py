@@ -35,15 +35,18 @@ def convolution(
     Layers of few channels go to kernels of ours, all others to torch's library.
     """
     taps = (stride, padding, dilation, transposed, output_padding, groups)
-    served = _served(x, weight, bias, *taps)
-    if served is None:
+    shape = our_shape(x, weight, bias, *taps)
+    kernel = None
+    if shape is not None:
+        kernel = kernel_for("conv_input", [x, weight] if bias is None else [x, weight, bias])
+    if shape is None or kernel is None:
         return torch.convolution(x, weight, bias, *taps)
     if needs_graph(x, weight, bias):
-        return _Convolution.apply(x, weight, bias, *served, *taps)  # pyright: ignore
-    return _run(x, weight, bias, *served, *taps)
+        return _Convolution.apply(x, weight, bias, shape, kernel, *taps)  # pyright: ignore
+    return _run(x, weight, bias, shape, kernel, *taps)
 
 
-def _served(
+def our_shape(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
@@ -53,21 +56,16 @@ def _served(
     transposed: bool,
     output_padding: Sequence[int],
     groups: int,
-) -> tuple[list[int], Callable[..., None]] | None:
-    """Shape of the result and the kernel that makes it.
+) -> list[int] | None:
+    """Shape of the result if a kernel of ours is to make it.
 
     None for torch to serve: it is faster there, or the arguments do not go together.
     """
     if x.dim() != weight.dim() or x.numel() * weight.numel() < LEAST * x.shape[1]:
         return None
     lists = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding))
-    shape = _shape(
-        x.shape, weight.shape, None if bias is None else bias.shape, *lists, transposed, groups
-    )
-    if shape is None:
-        return None
-    kernel = kernel_for("conv_input", [x, weight] if bias is None else [x, weight, bias])
-    return None if kernel is None else (shape, kernel)
+    sizes = (x.shape, weight.shape, None if bias is None else bias.shape)
+    return _shape(*sizes, *lists, transposed, groups)
 
 
 def _run(

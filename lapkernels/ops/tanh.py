@@ -17,11 +17,16 @@ LEAST = 1 << 12
 
 def tanh(x: Tensor) -> Tensor:
     """``torch.tanh``, within 2 units in the last place; float32 alone goes to the kernel."""
-    if x.dtype == torch.float32 and x.numel() >= LEAST and x.is_contiguous():
+    if tanh_is_ours(x):
         kernel = kernel_for("tanh", [x])
         if kernel is not None:
             return _Tanh.apply(x, kernel) if needs_graph(x) else _run(x, kernel)  # pyright: ignore
     return torch.tanh(x)
+
+
+def tanh_is_ours(x: Tensor) -> bool:
+    """Whether a kernel is the faster one for a tensor like this, and takes it."""
+    return x.dtype == torch.float32 and x.numel() >= LEAST and x.is_contiguous()
 
 
 def _run(x: Tensor, kernel: Callable[..., Any]) -> Tensor:

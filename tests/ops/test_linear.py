@@ -8,8 +8,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels import use_backend
-from lapkernels.kernels import NATIVE
-from lapkernels.kernels.native import native_op
 from lapkernels.ops.linear import LEAST, MOST_ROWS, linear
 from tests.ops.compare import assert_same
 
@@ -88,27 +86,25 @@ def test_other_tensors_are_torchs() -> None:
         assert torch.equal(linear(*arguments), F.linear(*arguments))
     with pytest.raises(RuntimeError):
         linear(x[:, :60], weight)
-    weight.requires_grad_()
-    assert linear(x, weight).grad_fn is not None
     with use_backend("reference"), torch.no_grad():
         assert torch.equal(linear(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.skipif(NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}")
-def test_wrong_arguments_are_named() -> None:
-    kernel = native_op("linear")
-    assert kernel is not None
-    out, x, weight, bias = torch.zeros(2, 3), torch.ones(2, 20), torch.ones(3, 20), torch.ones(3)
-    kernel(out, x, weight, bias)
-    assert bool((out == 21).all())
-    for wrong, message in (
-        ((out, x[:, :15], weight[:, :15], bias), "16 features"),
-        ((out, x, weight[:, :17], bias), "weight"),
-        ((out, x, weight, bias[:2]), "bias"),
-        ((out[:1], x, weight, None), "out"),
-        ((torch.zeros(3, 2).T, x, weight, None), "contiguous"),
-        ((out, torch.ones(20, 2).T, weight, None), "dense"),
-        ((out, x.double(), weight, None), "dtype"),
+@pytest.mark.usefixtures("cpp")
+def test_gradients() -> None:
+    x, weight = draw(0, (2, 512), torch.float64, False), draw(1, (256, 512), torch.float64, False)
+    bias = draw(2, (256,), torch.float64, False)
+    leaves = [one.requires_grad_() for one in (x, weight, bias)]
+    found, known = linear(x, weight, bias), F.linear(x, weight, bias)
+    assert "Linear" in type(found.grad_fn).__name__
+    # Each result squared, so that a second derivative is no zero.
+    for first, second in zip(
+        *(torch.autograd.grad(y.square().sum(), leaves, create_graph=True) for y in (found, known)),
+        strict=True,
     ):
-        with pytest.raises(RuntimeError, match=message):
-            kernel(*wrong)
+        torch.testing.assert_close(first, second)
+        twice = [
+            torch.autograd.grad(one.square().sum(), x, retain_graph=True) for one in (first, second)
+        ]
+        torch.testing.assert_close(*twice)
+    assert linear(x.detach(), weight.detach(), bias).requires_grad
