@@ -76,9 +76,17 @@ def network(kind: str) -> nn.Module:
 
 
 def run(
-    kind: str, train: tuple[Tensor, Tensor], test: tuple[Tensor, Tensor], seed: int, steps: int
+    kind: str,
+    train: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    seed: int,
+    steps: int,
+    tuning: int,
 ) -> dict[str, float]:
-    """Test NLL of the trained network, and of its Laplace approximation for each method."""
+    """Test NLL of the trained network, and of its Laplace approximation for each method.
+
+    The network is trained for ``steps``, and the evidence climbed for ``tuning`` steps.
+    """
     torch.manual_seed(seed)
     model, (x, y) = network(kind), train
     minimise(lambda: cross_entropy(model(x), y), model.parameters(), steps, 1e-2)
@@ -88,7 +96,7 @@ def run(
     la = lk.Laplace(model, "classification", "full").fit(train)
     for place, by in EVIDENCE.items():
         for name, prior in (("single", 1.0), ("multiple", lk.Prior.normalised(model, x))):
-            la.set_prior(prior).tune(by, [train], steps=20, tolerance=1e-3)
+            la.set_prior(prior).tune(by, [train], steps=tuning, tolerance=1e-3)
             nll = -float(la.predict(test[0]).log_likelihood(test[1]).mean())
             found[f"evidence at {place}, {name} λ"] = nll
     print(kind, seed, *(f"{value:.3f}" for value in found.values()), flush=True)
@@ -112,11 +120,11 @@ def main() -> None:
     """Every network, every method."""
     chosen = options(__doc__, data="MNIST as .npz").parse_args()
     train, test = load(chosen.data, (60, 100) if chosen.quick else (300, 500))
-    steps, seeds = (20, 1) if chosen.quick else (150, 3)
+    steps, tuning, seeds = (20, 4, 1) if chosen.quick else (150, 20, 3)
     scores: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
         for seed in range(chosen.seed, chosen.seed + seeds):
-            for method, nll in run(kind, train, test, seed, steps).items():
+            for method, nll in run(kind, train, test, seed, steps, tuning).items():
                 scores.setdefault(method, {}).setdefault(kind, []).append(nll)
     rows = [[m, *(spread(values[kind]) for kind in KINDS)] for m, values in scores.items()]
     show("normalised", table(["test NLL", *KINDS], rows), draw(scores), chosen.out)

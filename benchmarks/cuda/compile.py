@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,21 +80,22 @@ def nvcc() -> str | None:
 
 
 @functools.cache
-def compiled_kernels() -> list[Kernel]:
-    """All kernels, compiled for all architectures as the library is, sorted by name."""
+def compiled_kernels(archs: Collection[str] = ARCHITECTURES) -> list[Kernel]:
+    """All kernels, compiled for some architectures as the library is, sorted by name."""
     # Other files only put tasks together, and have no device code.
     sources = [p for p in sorted(ROOT.glob("csrc/cuda/*.cu")) if "launch(" in p.read_text()]
-    jobs = [(source, virtual) for source in sources for virtual in _MACHINES]
+    chosen = {v: [arch for arch in own if arch in archs] for v, own in _MACHINES.items()}
+    jobs = [(source, v, own) for source in sources for v, own in chosen.items() if own]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        reports = list(pool.map(lambda job: _compile(job[0], job[1], folder), jobs))
+        reports = list(pool.map(lambda job: _compile(*job, folder), jobs))
     found = [kernel for report in reports for kernel in _parse(report)]
     return sorted(found, key=lambda kernel: (kernel.name, int(kernel.arch)))
 
 
-def _compile(source: Path, virtual: str, folder: str) -> str:
+def _compile(source: Path, virtual: str, archs: Sequence[str], folder: str) -> str:
     compiler = nvcc()
     assert compiler is not None, "there is no nvcc"
-    machines = ",".join(f"sm_{arch}" for arch in _MACHINES[virtual])
+    machines = ",".join(f"sm_{arch}" for arch in archs)
     command = [compiler, "-std=c++20", "-O3", "-fatbin", "-Xptxas", "-v"]
     command += [f"-gencode=arch=compute_{virtual},code=[{machines}]"]
     command += [str(source), "-o", f"{folder}/{source.stem}-{virtual}.fatbin"]

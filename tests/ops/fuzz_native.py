@@ -65,6 +65,9 @@ def record() -> Calls:
         rows = ops.ChainLayer(ops.Geometry(), torch.rand(4, 5), torch.rand(3, 5))
         ops.layer_chain([step], torch.rand(3, 4, 4))
         ops.layer_chain([rows], torch.rand(3, 4), torch.rand(3, 4), wants_input=False)
+        run = ops.Layers()
+        run.add((3, 4, 4), True, (2, 1, 1, 1, 0), "tanh")
+        ops.run_layers(run, x, [weight, torch.rand(4)])
         ops.sparse_squared_sum(torch.rand(2, 3, 4, 4), torch.rand(3, 5, 7), plain)
         ops.sparse_conv_input(torch.rand(2, 3, 4, 4), torch.rand(4, 5, 3), [7], plain)
         numbers = [torch.rand(7) + 0.1, torch.rand(3, 2) + 0.1]

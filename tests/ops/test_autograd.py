@@ -55,7 +55,7 @@ def test_gradient_of_one_input(operation: Operation, layer: Layer) -> None:
 
 @each(OPERATIONS)
 @over([LAYERS[0], LAYERS[4], LAYERS[5]])
-@pytest.mark.usefixtures("backend")
+@pytest.mark.usefixtures("kernel")
 def test_second_gradient(operation: Operation, layer: Layer) -> None:
     data = draw(layer)
     inputs = [getattr(data, name).clone().requires_grad_() for name in operation.reads]

@@ -66,6 +66,10 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
         [torch.zeros(4, 6), torch.zeros(4), torch.zeros(3, 6)], _numbers(3, 4), None,
         [_numbers(4, 6), _numbers(3, 6), _numbers(3, 6)], [2, 1, 1, 1, 0], [0.0],
     ),
+    "run_layers": (
+        [torch.zeros(3, 4), torch.zeros(3, 2)], _numbers(3, 6),
+        [_numbers(4, 6), _numbers(4), _numbers(2, 4)], [2, 1, 0, 5, 0, 0],
+    ),
     "kronecker_input": (_LARGE[0], [5], *_TAPS, False, False, True),
     "kronecker_output": (_SMALL, 2, True),
     "window_squared_sum": (
