@@ -114,7 +114,7 @@ class BlockMaker {
   template <class Sink>
   void visit(T* values, const Block& block, int64_t n, int64_t v, Sink& sink) {
     if (layout_.way != Way::tiles) {
-      make(values, block, n, v);
+      make(values, block, n, v, false);
       int64_t at = 0;
       auto pass = [&]<int C>() {
         Reg<T> g[C];
@@ -134,27 +134,35 @@ class BlockMaker {
     std::visit(pass, tiles_);
   }
 
-  // values = G of the block, with a function applied to either operand, in another way than tiles.
-  // What lies between the rows is not always written: it must be zero when it is new.
+  // values (+)= G of the block, with a function applied to either operand, in another way than
+  // tiles. What lies between the rows is not always written: it must be zero when it is new.
   template <class F = Identity, class H = Identity>
-  void make(T* values, const Block& block, int64_t n, int64_t v, F of_small = {}, H of_large = {}) {
-    const int64_t a = block.group * problem_.rows + block.a0;
-    const int64_t b = block.group * problem_.channels + block.b0;
-    const int64_t width = block.channels() * problem_.kernel;
+  void make(T* values, const Block& block, int64_t n, int64_t v, bool accumulate, F of_small = {},
+            H of_large = {}) {
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
-      const bool same = holds({b, b + block.channels(), n, column(v), slab});
-      if (!same)
-        fill_planes<T>(arrays_->data(), planes_, slab, problem_.large, v, n, b,
-                       b + block.channels(), of_large);
-      if (layout_.way == Way::panels) {
-        if (!same) pack(width);
-        multiply(values, block, a, n, v, width, of_small);
-        continue;
+      if (!holds({block.group, block.b0, n, column(v), slab}))
+        take_large(problem_.large, block, n, v, slab, of_large);
+      take_small(problem_.small, block, n, v, slab, of_small);
+      multiply(values, block, slab, accumulate || slab > 0);
+    }
+  }
+
+  // squares += sum m x², sums += sum g x, where the problem has m and x, and `g` is like m. Windows
+  // of x are copied once, and squared where they are.
+  void make_both(T* squares, T* sums, const Block& block, int64_t n, const Grid<const T>& g,
+                 bool x_is_small) {
+    for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
+      take_large(x_is_small ? g : problem_.large, block, n, 0, slab, Identity{});
+      take_small(x_is_small ? problem_.small : g, block, n, 0, slab, Identity{});
+      multiply(sums, block, slab, true);
+      if (x_is_small) {
+        take_large(problem_.large, block, n, 0, slab, Identity{});
+        take_small(problem_.small, block, n, 0, slab, Square{});
+      } else {
+        square_large(block, slab);
+        take_small(problem_.small, block, n, 0, slab, Identity{});
       }
-      fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, problem_.small, v, n, a,
-                        a + block.rows(), of_small);
-      dot_block<T>(rows_->data(), planes_.flat, block.rows(), arrays_->data(), offsets_.data(),
-                   width, planes_.extent<T>(slab), values, layout_.row, slab > 0);
+      multiply(squares, block, slab, true);
     }
   }
 
@@ -179,32 +187,75 @@ class BlockMaker {
     }
   }
 
+  // The windows of a block's channels.
   template <class F>
-  void multiply(T* values, const Block& block, int64_t a, int64_t n, int64_t v, int64_t width,
-                F of_small) {
-    const Grid<const T>& s = problem_.small;
+  void take_large(const Grid<const T>& large, const Block& block, int64_t n, int64_t v,
+                  int64_t slab, F f) {
+    const int64_t b = block.group * problem_.channels + block.b0;
+    fill_planes<T>(arrays_->data(), planes_, slab, large, v, n, b, b + block.channels(), f);
+    if (layout_.way == Way::panels) pack(block.channels() * problem_.kernel);
+  }
+
+  // Squares them, and nothing that an earlier slab has left beside them.
+  void square_large(const Block& block, int64_t slab) {
+    if (layout_.way == Way::panels) {
+      const int64_t width = round_up(block.channels() * problem_.kernel, kPanel<T>);
+      T* values = panels_->data();
+      for (int64_t i = 0; i < width * problem_.positions; ++i) values[i] *= values[i];
+      return;
+    }
+    for (int64_t c = 0; c < block.channels() * planes_.phases; ++c)
+      for (int64_t z = 0; z < planes_.filled(0, slab); ++z)
+        for (int64_t y = 0; y < planes_.filled(1, slab); ++y) {
+          T* row = arrays_->data() + c * planes_.plane + planes_.row(z, y);
+          for (int64_t x = 0; x < planes_.filled(2, slab); ++x) row[x] *= row[x];
+        }
+  }
+
+  // Its rows, laid out like the planes, or one position after the other. Panels can be multiplied
+  // by rows that lie so where they are.
+  template <class F>
+  void take_small(const Grid<const T>& s, const Block& block, int64_t n, int64_t v, int64_t slab,
+                  F f) {
+    const int64_t a = block.group * problem_.rows + block.a0;
+    if (layout_.way != Way::panels) {
+      fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, s, v, n, a, a + block.rows(),
+                        f);
+      row_ = {rows_->data(), planes_.flat, 1};
+      return;
+    }
     const T* base =
         s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + a * s.stride[2];
-    int64_t row_stride = s.stride[2], step = s.stride[5];
     const bool even = (s.size[4] == 1 || s.stride[4] == s.stride[5] * s.size[5]) &&
                       (s.size[3] == 1 || s.stride[3] == s.stride[5] * s.size[5] * s.size[4]);
-    if (!even || !std::is_same_v<F, Identity>) {
-      if (!rows_) rows_.emplace(block_rows_ * problem_.positions);
-      T* out = rows_->data();
-      for (int64_t r = 0; r < block.rows(); ++r)
-        for (int64_t z = 0; z < s.size[3]; ++z)
-          for (int64_t y = 0; y < s.size[4]; ++y, out += s.size[5])
-            copy_row(out, base + r * s.stride[2] + z * s.stride[3] + y * s.stride[4], s.size[5],
-                     s.stride[5], of_small);
-      base = rows_->data();
-      row_stride = problem_.positions;
-      step = 1;
-    }
-    for (int64_t first = 0; first < width; first += kPanel<T>)
-      product_rows<T>(base, row_stride, step, block.rows(),
-                      panels_->data() + first * problem_.positions, width - first,
-                      problem_.positions, values + first, layout_.row, false);
+    row_ = {base, s.stride[2], s.stride[5]};
+    if (even && std::is_same_v<F, Identity>) return;
+    if (!rows_) rows_.emplace(block_rows_ * problem_.positions);
+    T* out = rows_->data();
+    row_ = {out, problem_.positions, 1};
+    for (int64_t r = 0; r < block.rows(); ++r)
+      for (int64_t z = 0; z < s.size[3]; ++z)
+        for (int64_t y = 0; y < s.size[4]; ++y, out += s.size[5])
+          copy_row(out, base + r * s.stride[2] + z * s.stride[3] + y * s.stride[4], s.size[5],
+                   s.stride[5], f);
   }
+
+  // values (+)= rows times windows, as they were taken.
+  void multiply(T* values, const Block& block, int64_t slab, bool accumulate) {
+    const int64_t width = block.channels() * problem_.kernel;
+    if (layout_.way != Way::panels)
+      return dot_block<T>(row_.data, row_.pitch, block.rows(), arrays_->data(), offsets_.data(),
+                          width, planes_.extent<T>(slab), values, layout_.row, accumulate);
+    for (int64_t first = 0; first < width; first += kPanel<T>)
+      product_rows<T>(row_.data, row_.pitch, row_.step, block.rows(),
+                      panels_->data() + first * problem_.positions, width - first,
+                      problem_.positions, values + first, layout_.row, accumulate);
+  }
+
+  struct Rows {
+    const T* data;
+    int64_t pitch, step;
+  };
 
   const Correlation<T>& problem_;
   int64_t block_rows_;
@@ -213,5 +264,6 @@ class BlockMaker {
   std::vector<int64_t> offsets_;
   std::optional<Scratch<T>> arrays_, rows_, panels_;
   Tilings<T> tiles_;
+  Rows row_{};
   Key key_{-1, -1, -1, -1, -1};
 };

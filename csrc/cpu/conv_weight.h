@@ -1,8 +1,22 @@
-// D[a, b, k] = sum_n sum_t small[n, a, t] * large[n, window (b, k), t]: the gradient of a weight.
-// Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
+// D[a, b, k] = sum_n sum_t small[n, a, t] * large[n, window (b, k), t]: the gradient of a weight,
+// alone or with the sums of squared_conv_weight.h. Included by isa_kernels.h inside namespace
+// lapkernels::LAPKERNELS_ISA.
 
 template <class T>
 void conv_weight(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                  Grid<const T> large, Taps taps) {
   sum_of_products<T>(context, out, update, small, large, taps, Identity{}, Identity{});
+}
+
+// squares = sum m x², sums = sum g x, in one go over x, which is `small` of a transposed layer.
+template <class T>
+void conv_weights(const Context& context, const Grid<T>& squares, const Grid<T>& sums,
+                  const Grid<const T>& m, const Grid<const T>& g, const Grid<const T>& x,
+                  const Taps& taps, bool transposed) {
+  const Correlation<T> problem(transposed ? x : m, transposed ? m : x, taps, false);
+  sum_over_units<T>(
+      context, {squares, sums}, {0, 1}, problem,
+      [&](BlockMaker<T>& maker, T*, const Block& block, int64_t n, int64_t, T* const* totals) {
+        maker.make_both(totals[0], totals[1], block, n, g, transposed);
+      });
 }

@@ -102,34 +102,39 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
   }
 }
 
-// Sums terms over all samples and columns for every block of the weight, and updates out.
-// term(maker, values, block, n, v, total) adds one unit's share to total; values is room for a
-// block's G. Both are laid out like the block.
-template <class T, class Term>
-void sum_over_units(const Context& context, const Grid<T>& out, Update update,
+// Sums terms over all samples and columns for every block of the weight, and updates outs.
+// term(maker, values, block, n, v, totals) adds one unit's share to the total of each; values is
+// room for a block's G. All are laid out like the block.
+template <class T, size_t kOuts, class Term>
+void sum_over_units(const Context& context, const Grid<T> (&outs)[kOuts], Update update,
                     const Correlation<T>& p, Term term) {
   const int64_t units = p.samples * p.columns;
   const Partition part = partition_for_sums(p);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
   const Layout layout = choose_layout(p, part.rows, part.channels);
-  const int64_t size = layout.size(part.rows, part.channels);
-  Scratch<T> partial(part.runs > 1 ? part.runs * size * static_cast<int64_t>(blocks.size()) : 0);
+  const int64_t size = layout.size(part.rows, part.channels), all = kOuts * size;
+  Scratch<T> partial(part.runs > 1 ? part.runs * all * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
-    Scratch<T> own(part.runs > 1 ? 0 : size), values(layout.way == Way::tiles ? 0 : size);
-    T* total = part.runs > 1 ? partial.data() + task * size : own.data();
+    Scratch<T> own(part.runs > 1 ? 0 : all), values(layout.way == Way::tiles ? 0 : size);
+    T* total = part.runs > 1 ? partial.data() + task * all : own.data();
+    T* totals[kOuts];
+    for (size_t k = 0; k < kOuts; ++k) totals[k] = total + k * size;
     BlockMaker<T> maker(p, part.rows, part.channels);
     const auto [begin, end] = run_range(units, part.runs, run);
     for (int64_t unit = begin; unit < end; ++unit)
-      term(maker, values.data(), blocks[b], unit / p.columns, unit % p.columns, total);
-    if (part.runs == 1) update_weight(out, update, p, blocks[b], total, layout);
+      term(maker, values.data(), blocks[b], unit / p.columns, unit % p.columns, totals);
+    if (part.runs > 1) return;
+    for (size_t k = 0; k < kOuts; ++k)
+      update_weight(outs[k], update, p, blocks[b], totals[k], layout);
   });
   if (part.runs == 1) return;
   for (size_t b = 0; b < blocks.size(); ++b) {
-    T* total = partial.data() + b * part.runs * size;
+    T* total = partial.data() + b * part.runs * all;
     for (int64_t run = 1; run < part.runs; ++run)
-      for (int64_t i = 0; i < size; ++i) total[i] += total[run * size + i];
-    update_weight(out, update, p, blocks[b], total, layout);
+      for (int64_t i = 0; i < all; ++i) total[i] += total[run * all + i];
+    for (size_t k = 0; k < kOuts; ++k)
+      update_weight(outs[k], update, p, blocks[b], total + k * size, layout);
   }
 }
 
@@ -147,9 +152,9 @@ void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Gr
                           Grid<const T> large, Taps taps) {
   const Correlation<T> problem(small, large, taps);
   sum_over_units<T>(
-      context, out, update, problem,
-      [](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* total) {
-        AddSquares<T> sink{total};
+      context, {out}, update, problem,
+      [](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* const* totals) {
+        AddSquares<T> sink{totals[0]};
         maker.visit(g, block, n, v, sink);
       });
 }

@@ -76,16 +76,14 @@ template <class T>
 void conv_step(const Context& context, const ChainLayer<T>& layer, const Ways<T>& ways) {
   constexpr Update fresh{0, 1};
   const auto& [count, s, weights, inputs, biases] = ways;
-  for (size_t k = 0; k < count; ++k) {
+  for (size_t k = 0; k < count; ++k)
     if (biases[k]) channel_sums<T>(context, biases[k], s[k]);
-    const Grid<const T>&small = layer.transposed ? layer.x : s[k],
-                     &large = layer.transposed ? s[k] : layer.x;
-    if (weights[k].data && k == 0)
-      squared_conv_weight<T>(context, weights[k], fresh, small, large, layer.taps,
-                             layer.transposed);
-    else if (weights[k].data)
-      conv_weight<T>(context, weights[k], fresh, small, large, layer.taps);
-  }
+  if (weights[0].data && count == 2)
+    conv_weights<T>(context, weights[0], weights[1], s[0], s[1], layer.x, layer.taps,
+                    layer.transposed);
+  else if (weights[0].data)
+    squared_conv_weight<T>(context, weights[0], fresh, layer.transposed ? layer.x : s[0],
+                           layer.transposed ? s[0] : layer.x, layer.taps, layer.transposed);
   if (!inputs[0].data) return;
   const auto& z = layer.z;
   const auto kind = layer.activation;

@@ -93,6 +93,10 @@ struct Planes {
   int64_t count(int d, int64_t index) const {
     return d == outer ? std::min(slab, axes[d].positions - index * slab) : axes[d].positions;
   }
+  // Entries of axis d that the positions of a slab read.
+  int64_t filled(int d, int64_t index) const {
+    return d == outer ? count(d, index) + axes[d].length - axes[d].positions : lengths[d];
+  }
   // Flat entries that hold all positions of slab `index`, rounded up to whole vectors.
   template <class T>
   int64_t extent(int64_t index) const {
@@ -225,8 +229,7 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
   int64_t start[3], lengths[3];
   for (int d = 0; d < 3; ++d) {
     start[d] = p.begin(d, slab) + p.axes[d].first;
-    lengths[d] =
-        d == p.outer ? p.count(d, slab) + p.axes[d].length - p.axes[d].positions : p.lengths[d];
+    lengths[d] = p.filled(d, slab);
   }
   for (int64_t c = c0; c < c1; ++c)
     for (int64_t pz : p.axes[0].phases)

@@ -7,13 +7,9 @@ void sum_of_products(const Context& context, Grid<T> out, Update update, Grid<co
   // Products are not transformed: terms of one sign must stay of one sign, or small sums lose
   // digits.
   const Correlation<T> problem(small, large, taps, false);
-  sum_over_units<T>(
-      context, out, update, problem,
-      [&](BlockMaker<T>& maker, T* part, const Block& block, int64_t n, int64_t v, T* total) {
-        maker.make(part, block, n, v, f, g);
-        const int64_t size = maker.size(block);
-        for (int64_t i = 0; i < size; ++i) total[i] += part[i];
-      });
+  sum_over_units<T>(context, {out}, update, problem,
+                    [&](BlockMaker<T>& maker, T*, const Block& block, int64_t n, int64_t v,
+                        T* const* totals) { maker.make(totals[0], block, n, v, true, f, g); });
 }
 
 template <class T>

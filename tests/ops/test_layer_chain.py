@@ -26,6 +26,11 @@ CHAINS: dict[str, tuple[list[Geometry], list[int], tuple[int, ...]]] = {
         *([4, 3, 2], (4, 5)),
     ),
     "conv3d": ([Geometry.conv((2, 1, 3), (1, 2, 1), (1, 0, 1))] * 2, [2, 3, 2], (4, 5, 6)),
+    # More than the cache holds at a time, and channels enough for windows to be packed.
+    "slabs": ([Geometry.conv(3, padding=1)], [2, 3], (150, 333)),
+    "line": ([Geometry.conv((1, 3), 2, transposed=True)], [3, 2], (1, 30011)),
+    "channels": ([Geometry.conv(3, padding=1)], [20, 18], (3, 2)),
+    "channels transposed": ([Geometry.conv(3, 2, 1, transposed=True)], [18, 20], (2, 3)),
 }  # fmt: skip
 SAMPLES = 7
 
