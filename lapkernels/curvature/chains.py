@@ -25,7 +25,7 @@ from lapkernels.rules.uses import RowsUse, WeightUse
 Found = Callable[[str, Tensor], None]
 
 # Rows up to which the weight is read faster than torch multiplies.
-ROWS = 64
+ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
