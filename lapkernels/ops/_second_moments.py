@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 # Up to so many rows, or features, one product of whole matrices is faster.
-ROWS, FEATURES = 96, 192
+ROWS, FEATURES = 96, 448
 # So few features of so many positions fill no vector of the kernels.
 FEW, MANY = 8, 256
 
