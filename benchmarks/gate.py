@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import importlib
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -66,6 +67,9 @@ def gate(
     for method in methods:
         outcome = outcomes[method.name] = Outcome()
         try:
+            if method.requires:
+                # Before the time limit: an import that it cuts short cannot be had again.
+                importlib.import_module(method.requires)
             given = method.setup(*arguments) if method.setup else arguments
             draw = functools.partial(_run, method, given, fresh)
             right = method.oracle(*fresh(arguments)) if method.oracle else expected
