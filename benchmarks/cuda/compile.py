@@ -87,7 +87,7 @@ def compiled_kernels(archs: Collection[str] = ARCHITECTURES) -> list[Kernel]:
     chosen = {v: [arch for arch in own if arch in archs] for v, own in _MACHINES.items()}
     jobs = [(source, v, own) for source in sources for v, own in chosen.items() if own]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-        reports = list(pool.map(lambda job: _compile(*job, folder), jobs))
+        reports = list(pool.map(lambda job: _compile(job[0], job[1], job[2], folder), jobs))
     found = [kernel for report in reports for kernel in _parse(report)]
     return sorted(found, key=lambda kernel: (kernel.name, int(kernel.arch)))
 
