@@ -63,6 +63,8 @@ def our_shape(
     """
     if x.dim() != weight.dim() or x.numel() * weight.numel() < LEAST * x.shape[1]:
         return None
+    if bias is not None and not bias.is_contiguous():
+        return None
     lists = (tuple(stride), tuple(padding), tuple(dilation), tuple(output_padding))
     sizes = (x.shape, weight.shape, None if bias is None else bias.shape)
     return _shape(*sizes, *lists, transposed, groups)

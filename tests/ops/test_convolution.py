@@ -85,6 +85,10 @@ def test_kernels_serve_few_channels_only() -> None:
     x, weight = torch.rand(2, 3, 8, 9), torch.rand(4, 3, 3, 3)
     assert our_shape(x, weight, torch.zeros(4), *options) == [2, 4, 8, 9]
     assert our_shape(x, weight, torch.zeros(3), *options) is None
+    strided = torch.rand(8)[::2]
+    assert our_shape(x, weight, strided, *options) is None
+    known = torch.convolution(x, weight, strided, *options)
+    assert torch.equal(convolution(x, weight, strided, *options), known)
     many = torch.zeros(2, 32, 8, 8), torch.zeros(32, 32, 3, 3)
     assert our_shape(*many, None, *options) is None
     with use_backend("cpp"):
