@@ -74,27 +74,45 @@ struct Fetch {
   }
 };
 
-// One row of R output channels, by as many vectors as fit the registers, and twos.
+// Rows of results, `pitch` apart, and a mask: what is not positive there makes a result zero.
+template <class T>
+struct MaskedRows {
+  T* data = nullptr;
+  int64_t pitch = 0;
+  const T* mask = nullptr;
+  int64_t mask_pitch = 0;
+};
+
+// One row of R output channels, by as many vectors as fit the registers, and twos. Whole vectors go
+// to `direct`, if it is given, and all else to `line`; returns how many entries have gone there.
 template <class T, int R>
-void axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, T* c, int64_t pitch,
-              int64_t count, const Fetch<T>& fetch) {
+int64_t axpy_row(const T* b, const int64_t* offsets, int64_t terms, const T* w, int64_t count,
+                 T* line, int64_t pitch, const MaskedRows<T>& direct, const Fetch<T>& fetch) {
   // Sums, the vectors they take and a weight are in registers at once.
   constexpr int Wide = R == 1 ? 8 : kManyRegisters ? 6 : R == 2 ? 5 : R <= 4 ? 3 : 2;
-  int64_t vectors = ceil_div(count, kWidth<T>), q = 0;
+  int64_t vectors = ceil_div(count, kWidth<T>), q = 0, done = 0;
   auto strip = [&]<int C>() {
-    fetch(q, q + C * kWidth<T>);
-    axpy_tile<T, R, C>(b + q, offsets, terms, w, c + q, pitch);
-    q += C * kWidth<T>;
+    constexpr int64_t kSpan = C * kWidth<T>;
+    if (direct.data && q + kSpan <= count) {
+      axpy_tile<T, R, C>(b + q, offsets, terms, w, direct.data + q, direct.pitch,
+                         direct.mask ? direct.mask + q : nullptr, direct.mask_pitch);
+      done = q + kSpan;
+    } else {
+      fetch(q, q + kSpan);
+      axpy_tile<T, R, C>(b + q, offsets, terms, w, line + q, pitch, nullptr, 0);
+    }
+    q += kSpan;
     vectors -= C;
   };
   while (vectors >= Wide && vectors != Wide + 1) strip.template operator()<Wide>();
   while (vectors >= 2) strip.template operator()<2>();
   if (vectors == 1) strip.template operator()<1>();
+  return done;
 }
 
 template <class T>
-using AxpyRow = void (*)(const T*, const int64_t*, int64_t, const T*, T*, int64_t, int64_t,
-                         const Fetch<T>&);
+using AxpyRow = int64_t (*)(const T*, const int64_t*, int64_t, const T*, int64_t, T*, int64_t,
+                            const MaskedRows<T>&, const Fetch<T>&);
 template <class T>
 constexpr AxpyRow<T> axpy_rows[kMostRows] = {axpy_row<T, 1>, axpy_row<T, 2>, axpy_row<T, 3>,
                                              axpy_row<T, 4>, axpy_row<T, 5>, axpy_row<T, 6>};
@@ -137,6 +155,7 @@ struct Result {
   Grid<const T> z;  // not read without an activation
   T slope;
   bool has_slopes;
+  bool is_mask;  // the sums themselves, or zeros where z is not positive
   decltype(&write_row<T, Activation::identity, true>) put;
 
   // values[x] belongs to channel c at u + x * step along the last axis.
@@ -145,6 +164,13 @@ struct Result {
     put(place(out, n, c, u), out.stride[5] * step, update, values,
         has_slopes ? place(z, n, c, u) : nullptr, z.stride[5] * step, count, slope,
         bias ? bias[c] : T(0));
+  }
+
+  // Where sums of channels from c on can be stored as they are made: along rows of steps of `step`.
+  MaskedRows<T> direct(int64_t n, int64_t c, const int64_t u[3], int64_t step) const {
+    if (!is_mask || out.stride[5] * step != 1 || (has_slopes && z.stride[5] * step != 1)) return {};
+    return {place(out, n, c, u), out.stride[2], has_slopes ? place(z, n, c, u) : nullptr,
+            z.stride[2]};
   }
 
   // What write() will touch of channels [c, c + block).
@@ -161,7 +187,10 @@ struct Result {
 template <class T, bool kSquared>
 Result<T> result_of(const Grid<T>& out, Update update, const T* bias, const Grid<const T>& z,
                     Activation activation, double slope) {
-  Result<T> result{out, update, bias, z, T(slope), activation != Activation::identity, nullptr};
+  const bool has_slopes = activation != Activation::identity;
+  const bool is_mask = (!has_slopes || activation == Activation::relu) && !bias &&
+                       update.decay == 0 && update.scale == 1;
+  Result<T> result{out, update, bias, z, T(slope), has_slopes, is_mask, nullptr};
   with_activation(activation,
                   [&]<Activation kind>() { result.put = &write_row<T, kind, kSquared>; });
   return result;
@@ -249,15 +278,20 @@ void convolve(const Context& context, std::span<const Stream<T>> streams,
               int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
                               (p.begin(1, slab) + iy) * steps[1] + at[1],
                               p.begin(2, slab) * steps[2] + at[2]};
-              const auto sum = axpy_rows<T>[block - 1];
+              const auto direct = lines == 1 ? result.direct(n, c, u, steps[2]) : MaskedRows<T>{};
+              int64_t done = 0;
               if (terms > 0)
-                sum(arrays.data() + p.row(iz, iy), offsets.data(), terms,
-                    weights.data() + k * of_stream + c * terms, line.data(), pitch,
-                    (lines - 1) * p.lengths[2] + nx, result.fetch(n, c, block, u, steps[2]));
+                done = axpy_rows<T>[block - 1](
+                    arrays.data() + p.row(iz, iy), offsets.data(), terms,
+                    weights.data() + k* of_stream + c* terms, (lines - 1)* p.lengths[2] + nx,
+                    line.data(), pitch, direct,
+                    direct.data ? Fetch<T>{} : result.fetch(n, c, block, u, steps[2]));
+              if (done == nx) continue;
+              u[2] += done * steps[2];
               for (int64_t y = 0; y < lines; ++y, u[1] += steps[1])
                 for (int64_t i = 0; i < block; ++i)
-                  result.write(n, c + i, u, steps[2], line.data() + i * pitch + y * p.lengths[2],
-                               nx);
+                  result.write(n, c + i, u, steps[2],
+                               line.data() + i * pitch + y * p.lengths[2] + done, nx - done);
             }
       }
     });

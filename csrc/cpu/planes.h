@@ -122,13 +122,29 @@ struct Planes {
   }
 };
 
-// dst[i] = f(src[i * stride]) for i < count.
+// dst[i] = f(src[i * stride]) for i < count. The last vector of a row overlaps the one before it.
 template <class T, class F>
 inline void copy_row(T* dst, const T* src, int64_t count, int64_t stride, F f) {
-  if (stride == 1)
-    for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i]);
-  else
+  if (stride != 1 || count < kWidth<T>) {
     for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
+    return;
+  }
+  const int64_t last = count - kWidth<T>;
+  for (int64_t i = 0; i < last; i += kWidth<T>) store(dst + i, f(load(src + i)));
+  store(dst + last, f(load(src + last)));
+}
+
+// Zeros in whole vectors: what they overwrite beyond the row is filled later, or is not used.
+template <class T>
+inline void zero_row(T* row, int64_t count) {
+  for (int64_t i = 0; i < count; i += kWidth<T>) store(row + i, Reg<T>{});
+}
+
+// Asks for entries that are read soon, if they follow each other.
+template <class T>
+inline void fetch_row(const T* row, int64_t count, int64_t stride) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  for (int64_t i = 0; stride == 1 && i < count; i += kLine) __builtin_prefetch(row + i);
 }
 
 // Four lines of four values, turned: to[x * to_step + c] = from[offsets[c] + x].
@@ -221,7 +237,8 @@ template <class T>
         to[x * to_step + c] = from[x * step + c * channel_stride];
 }
 
-// Fills the arrays of channels [c0, c1) of sample n, column v, for one slab.
+// Fills the arrays of channels [c0, c1) of sample n, column v, for one slab, in the order of their
+// addresses, and fetches the next channel meanwhile.
 template <class T, class F>
 void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src, int64_t v,
                  int64_t n, int64_t c0, int64_t c1, F f) {
@@ -248,15 +265,16 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
               const int64_t uz = (z + start[0]) * p.axes[0].stride + pz;
               const int64_t uy = (y + start[1]) * p.axes[1].stride + py;
               if (uz < 0 || uz >= p.axes[0].source || uy < 0 || uy >= p.axes[1].source) {
-                std::fill(row, row + lengths[2], T(0));
+                zero_row(row, lengths[2]);
                 continue;
               }
               const int64_t ux = (lo + start[2]) * sx + px;
               const T* from =
                   channel + uz * src.stride[3] + uy * src.stride[4] + ux * src.stride[5];
-              std::fill(row, row + lo, T(0));
+              zero_row(row, lo);
+              if (c + 1 < c1) fetch_row(from + src.stride[2], hi - lo, sx * src.stride[5]);
               copy_row(row + lo, from, hi - lo, sx * src.stride[5], f);
-              std::fill(row + hi, row + lengths[2], T(0));
+              zero_row(row + hi, lengths[2] - hi);
             }
           dst += p.plane;
         }

@@ -106,7 +106,7 @@ void run_layers(const Context& context, Grid<const T> x, std::span<const Forward
     if (layer.linear) {
       linear<T>(context, layer, x);
     } else {
-      Stream<T> stream{x, {layer.out, {0, 1}, layer.bias, x, T(0), false, nullptr}, false};
+      Stream<T> stream{x, {layer.out, {0, 1}, layer.bias, x, T(0), false, false, nullptr}, false};
       with_forward_activation(layer.activation, [&]<Activation kind>() {
         stream.result.put = &write_activated<T, kind>;
       });

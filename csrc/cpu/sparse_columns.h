@@ -92,7 +92,7 @@ class Lines {
       for (int64_t z = 0; z < s_.size[3]; ++z)
         for (int64_t y = 0; y < s_.size[4]; ++y, to += s_.size[5])
           copy_row(to, from + z * s_.stride[3] + y * s_.stride[4], s_.size[5], s_.stride[5],
-                   [](T value) { return value; });
+                   Identity{});
     }
   }
 

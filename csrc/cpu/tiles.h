@@ -60,11 +60,17 @@ void dot_block(const T* a, int64_t a_pitch, int64_t rows, const T* b, const int6
 }
 
 // Weighted sums of shifted rows: c[i][q] = sum_j w[j * R + i] * b[offset_j + q], R rows of
-// C vectors. On its own, so that its accumulators stay in registers whatever is around a call.
+// C vectors, times zero where a mask, if given, is not positive. On its own, so that its
+// accumulators stay in registers whatever is around a call.
 template <class T, int R, int C>
 [[gnu::noinline]] void axpy_tile(const T* __restrict b, const int64_t* __restrict offsets,
                                  int64_t terms, const T* __restrict w, T* __restrict c,
-                                 int64_t c_pitch) {
+                                 int64_t c_pitch, const T* __restrict mask, int64_t mask_pitch) {
+  constexpr int kVectorsOfALine = std::max(1, 64 / kVectorBytes);
+  if (mask)
+    for (int i = 0; i < R; ++i)
+      for (int v = 0; v < C; v += kVectorsOfALine)
+        __builtin_prefetch(mask + i * mask_pitch + v * kWidth<T>);
   Reg<T> acc[R][C] = {};
   int64_t j = 0;
   do {
@@ -76,8 +82,16 @@ template <class T, int R, int C>
       for (int v = 0; v < C; ++v) acc[i][v] += weight * columns[v];
     }
   } while (++j < terms);
-  for (int i = 0; i < R; ++i)
-    for (int v = 0; v < C; ++v) store(c + i * c_pitch + v * kWidth<T>, acc[i][v]);
+  const Reg<T> one = broadcast(T(1));
+  if (mask)
+    for (int i = 0; i < R; ++i)
+      for (int v = 0; v < C; ++v) {
+        const Reg<T> z = load(mask + i * mask_pitch + v * kWidth<T>);
+        store(c + i * c_pitch + v * kWidth<T>, acc[i][v] * (z > 0 ? one : Reg<T>{}));
+      }
+  else
+    for (int i = 0; i < R; ++i)
+      for (int v = 0; v < C; ++v) store(c + i * c_pitch + v * kWidth<T>, acc[i][v]);
 }
 
 // The shape of a matrix-product tile: kRows x (kColumns vectors).
