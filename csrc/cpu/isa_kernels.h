@@ -18,6 +18,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "jacobian_squared_sum.h"
 #include "jacobian_squared_dot.h"
 #include "jacobian_gram.h"
+#include "weight_panels.h"
 #include "squared_conv_weight.h"
 #include "conv_weight.h"
 #include "activation.h"

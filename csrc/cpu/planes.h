@@ -55,7 +55,7 @@ struct Planes {
   int64_t slab;        // positions of it in a full slab
   int64_t lengths[3];  // of a full slab
   int64_t phases;      // arrays a channel
-  int64_t plane;       // entries of one array
+  int64_t plane;       // entries from one array to the next
   int64_t flat;        // entries from a slab's first position to its last, in whole vectors
 
   template <class T>
@@ -79,8 +79,11 @@ struct Planes {
     p.slab = std::max<int64_t>(1, ceil_div(cut.positions, ceil_div(cut.positions, p.slab)));
     for (int d = 0; d < 3; ++d) p.lengths[d] = p.axes[d].length;
     p.lengths[p.outer] = p.slab + halo;
-    p.plane = p.lengths[0] * p.lengths[1] * p.lengths[2];
-    p.flat = round_up(p.plane, kWidth<T>);
+    const int64_t entries = p.lengths[0] * p.lengths[1] * p.lengths[2];
+    // An odd number of cache lines: else the arrays of many channels would share few places of it.
+    constexpr int64_t kLine = 64 / sizeof(T);
+    p.plane = (ceil_div(entries, kLine) | 1) * kLine;
+    p.flat = round_up(entries, kWidth<T>);
     return p;
   }
 

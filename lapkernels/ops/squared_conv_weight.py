@@ -88,8 +88,8 @@ def _library(
 
 
 def weight_by_library(rows: int, columns: int, positions: int) -> bool:
-    """Where torch's convolution is faster: many channels on few positions; as measured."""
-    return rows * columns >= 512 and positions <= 144
+    """Where torch's convolution is faster: few rows of many channels on few positions; measured."""
+    return rows < 16 and columns >= 64 and positions <= 144
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

@@ -153,82 +153,87 @@ def draw(layer: Layer, dtype: torch.dtype = torch.float64, integers: bool = Fals
     )
 
 
-def _layer(
+def layer_of(
     kind: str, inputs: int, outputs: int, *size: int, n: int = 3, v: int = 2, **options: Any
 ) -> Layer:
+    """A layer from the words of its module."""
     return Layer(kind, (inputs, outputs), size, n, v, tuple(options.items()))
 
 
 # Small ones first: properties that do not depend on the size are tried on these alone.
 FEW: list[Layer] = [
-    _layer("linear", 5, 7),
-    _layer("linear", 7, 5, 3, 4),
-    _layer("conv1d", 4, 6, 11, kernel_size=3, stride=2, padding=1, groups=2),
-    _layer("conv2d", 3, 5, 9, 7, kernel_size=3, padding=1),
-    _layer("conv2d", 2, 3, 6, 5, kernel_size=3, padding=2, padding_mode="reflect"),
-    _layer("conv3d", 2, 3, 5, 4, 6, kernel_size=(3, 2, 3), padding=1),
-    _layer("conv_transpose2d", 4, 6, 5, 6, kernel_size=3, stride=2, padding=1, output_padding=1),
-    _layer("conv_transpose3d", 2, 4, 3, 4, 2, kernel_size=2, stride=2, groups=2),
+    layer_of("linear", 5, 7),
+    layer_of("linear", 7, 5, 3, 4),
+    layer_of("conv1d", 4, 6, 11, kernel_size=3, stride=2, padding=1, groups=2),
+    layer_of("conv2d", 3, 5, 9, 7, kernel_size=3, padding=1),
+    layer_of("conv2d", 2, 3, 6, 5, kernel_size=3, padding=2, padding_mode="reflect"),
+    layer_of("conv3d", 2, 3, 5, 4, 6, kernel_size=(3, 2, 3), padding=1),
+    layer_of("conv_transpose2d", 4, 6, 5, 6, kernel_size=3, stride=2, padding=1, output_padding=1),
+    layer_of("conv_transpose3d", 2, 4, 3, 4, 2, kernel_size=2, stride=2, groups=2),
 ]
 
 LAYERS: list[Layer] = [
     *FEW,
-    _layer("linear", 1, 1, n=1, v=1),
-    _layer("linear", 33, 17, v=9),
-    _layer("linear", 16, 8, n=70),
-    _layer("linear", 4, 3, 6),
-    _layer("linear", 8, 16, 4, v=9),  # fewer positions than columns
-    _layer("linear", 3, 2, 300, n=1),
-    _layer("conv1d", 3, 5, 11, kernel_size=3),
-    _layer("conv1d", 2, 3, 40, kernel_size=19, padding=9),
-    _layer("conv1d", 4, 4, 9, kernel_size=4, padding="same"),
-    _layer("conv1d", 5, 7, 6, kernel_size=6, v=9),  # one position
-    _layer("conv1d", 3, 4, 23, kernel_size=4, stride=3, padding=2, dilation=2),
-    _layer("conv1d", 2, 2, 7, kernel_size=5, padding=7, padding_mode="circular"),
-    _layer("conv1d", 1, 2, 4001, n=1, kernel_size=5, padding=2),
-    _layer("conv2d", 16, 17, 5, 5, kernel_size=1),
-    _layer("conv2d", 8, 8, 8, 8, kernel_size=3, padding=1, v=1),
-    _layer("conv2d", 1, 33, 7, 9, kernel_size=3),
-    _layer("conv2d", 33, 1, 7, 5, kernel_size=3, n=1),
-    _layer("conv2d", 3, 8, 10, 11, kernel_size=3, stride=(2, 3)),  # rows no kernel reaches
-    _layer("conv2d", 2, 4, 11, 9, kernel_size=(3, 2), dilation=(2, 3), padding=(1, 2)),
-    _layer("conv2d", 4, 6, 7, 6, kernel_size=3, padding=1, groups=2),
-    _layer("conv2d", 5, 5, 7, 7, kernel_size=3, padding=1, groups=5),
-    _layer("conv2d", 3, 6, 6, 7, kernel_size=3, stride=2, padding=1, groups=3),
-    _layer("conv2d", 3, 4, 6, 5, kernel_size=(2, 4), padding="same", dilation=(1, 2)),
-    _layer("conv2d", 2, 3, 5, 4, kernel_size=7, padding=3),  # kernel larger than the input
-    _layer("conv2d", 2, 3, 4, 5, kernel_size=2, padding=3),  # outputs that see padding only
-    _layer("conv2d", 2, 3, 5, 20, kernel_size=(3, 17), padding=(1, 8)),
-    _layer("conv2d", 3, 5, 4, 4, kernel_size=4, v=9),  # one position
-    _layer("conv2d", 4, 7, 4, 4, kernel_size=3, v=9),  # fewer positions than columns
-    _layer("conv2d", 2, 4, 6, 7, kernel_size=3, padding=2, groups=2, padding_mode="replicate"),
-    _layer("conv2d", 3, 2, 5, 6, kernel_size=(3, 4), padding="same", padding_mode="circular"),
-    _layer(
+    layer_of("linear", 1, 1, n=1, v=1),
+    layer_of("linear", 33, 17, v=9),
+    layer_of("linear", 16, 8, n=70),
+    layer_of("linear", 4, 3, 6),
+    layer_of("linear", 8, 16, 4, v=9),  # fewer positions than columns
+    layer_of("linear", 3, 2, 300, n=1),
+    layer_of("conv1d", 3, 5, 11, kernel_size=3),
+    layer_of("conv1d", 2, 3, 40, kernel_size=19, padding=9),
+    layer_of("conv1d", 4, 4, 9, kernel_size=4, padding="same"),
+    layer_of("conv1d", 5, 7, 6, kernel_size=6, v=9),  # one position
+    layer_of("conv1d", 3, 4, 23, kernel_size=4, stride=3, padding=2, dilation=2),
+    layer_of("conv1d", 2, 2, 7, kernel_size=5, padding=7, padding_mode="circular"),
+    layer_of("conv1d", 1, 2, 4001, n=1, kernel_size=5, padding=2),
+    layer_of("conv2d", 16, 17, 5, 5, kernel_size=1),
+    layer_of("conv2d", 8, 8, 8, 8, kernel_size=3, padding=1, v=1),
+    layer_of("conv2d", 1, 33, 7, 9, kernel_size=3),
+    layer_of("conv2d", 33, 1, 7, 5, kernel_size=3, n=1),
+    layer_of("conv2d", 3, 8, 10, 11, kernel_size=3, stride=(2, 3)),  # rows no kernel reaches
+    layer_of("conv2d", 2, 4, 11, 9, kernel_size=(3, 2), dilation=(2, 3), padding=(1, 2)),
+    layer_of("conv2d", 4, 6, 7, 6, kernel_size=3, padding=1, groups=2),
+    layer_of("conv2d", 5, 5, 7, 7, kernel_size=3, padding=1, groups=5),
+    layer_of("conv2d", 3, 6, 6, 7, kernel_size=3, stride=2, padding=1, groups=3),
+    layer_of("conv2d", 3, 4, 6, 5, kernel_size=(2, 4), padding="same", dilation=(1, 2)),
+    layer_of("conv2d", 2, 3, 5, 4, kernel_size=7, padding=3),  # kernel larger than the input
+    layer_of("conv2d", 2, 3, 4, 5, kernel_size=2, padding=3),  # outputs that see padding only
+    layer_of("conv2d", 2, 3, 5, 20, kernel_size=(3, 17), padding=(1, 8)),
+    layer_of("conv2d", 3, 5, 4, 4, kernel_size=4, v=9),  # one position
+    layer_of("conv2d", 4, 7, 4, 4, kernel_size=3, v=9),  # fewer positions than columns
+    layer_of("conv2d", 2, 4, 6, 7, kernel_size=3, padding=2, groups=2, padding_mode="replicate"),
+    layer_of("conv2d", 3, 2, 5, 6, kernel_size=(3, 4), padding="same", padding_mode="circular"),
+    layer_of(
         "conv2d", 2, 2, 7, 8, kernel_size=3, stride=2, dilation=2, padding=4, padding_mode="reflect"
     ),
-    _layer("conv2d", 17, 33, 40, 40, n=1, kernel_size=3, padding=1),
-    _layer("conv2d", 33, 26, 9, 6, n=2, kernel_size=3, padding=1, v=3),  # tiles of three positions
-    _layer("conv2d", 2, 3, 70, 57, n=1, kernel_size=3, padding=1),
-    _layer("conv2d", 3, 9, 31, 28, n=2, kernel_size=5, v=9),
-    _layer("conv2d", 3, 41, 21, 16, n=2, kernel_size=5, v=3),
-    _layer("conv2d", 6, 112, 9, 26, n=2, kernel_size=5, padding=2, groups=2),
-    _layer("conv2d", 20, 17, 13, 10, n=2, kernel_size=5, padding=2),
-    _layer("conv2d", 2, 6, 60, 68, n=1, kernel_size=5, padding=1, groups=2),
-    _layer("conv3d", 4, 4, 5, 5, 4, kernel_size=3, stride=2, padding=1, groups=2),
-    _layer("conv3d", 2, 2, 3, 4, 3, kernel_size=(2, 3, 2), padding="same"),
-    _layer("conv3d", 1, 2, 3, 4, 3, kernel_size=3, padding=1, padding_mode="circular"),
-    _layer("conv_transpose1d", 3, 5, 9, kernel_size=4, stride=2, padding=1),
-    _layer("conv_transpose1d", 2, 3, 7, kernel_size=3, stride=3, output_padding=2),
-    _layer("conv_transpose1d", 4, 2, 8, kernel_size=3, stride=2, dilation=3, padding=2),
-    _layer("conv_transpose1d", 2, 1, 2000, n=1, kernel_size=4, stride=2, padding=1),
-    _layer("conv_transpose2d", 3, 5, 5, 4, kernel_size=3),
-    _layer("conv_transpose2d", 7, 4, 1, 1, kernel_size=4, v=9),  # one position
-    _layer("conv_transpose2d", 8, 3, 2, 2, kernel_size=3, stride=2, v=9),
-    _layer("conv_transpose2d", 5, 5, 4, 5, kernel_size=3, stride=2, padding=1, groups=5),
-    _layer("conv_transpose2d", 3, 4, 4, 3, kernel_size=1, stride=2, output_padding=1),
-    _layer("conv_transpose2d", 2, 3, 6, 5, kernel_size=2, padding=2),  # crops what the kernel makes
-    _layer("conv_transpose2d", 16, 8, 20, 20, n=1, kernel_size=4, stride=2, padding=1),
-    _layer("conv_transpose3d", 3, 2, 3, 3, 2, kernel_size=(2, 3, 2), stride=(1, 2, 2), padding=1),
+    layer_of("conv2d", 17, 33, 40, 40, n=1, kernel_size=3, padding=1),
+    layer_of(
+        "conv2d", 33, 26, 9, 6, n=2, kernel_size=3, padding=1, v=3
+    ),  # tiles of three positions
+    layer_of("conv2d", 2, 3, 70, 57, n=1, kernel_size=3, padding=1),
+    layer_of("conv2d", 3, 9, 31, 28, n=2, kernel_size=5, v=9),
+    layer_of("conv2d", 3, 41, 21, 16, n=2, kernel_size=5, v=3),
+    layer_of("conv2d", 6, 112, 9, 26, n=2, kernel_size=5, padding=2, groups=2),
+    layer_of("conv2d", 20, 17, 13, 10, n=2, kernel_size=5, padding=2),
+    layer_of("conv2d", 2, 6, 60, 68, n=1, kernel_size=5, padding=1, groups=2),
+    layer_of("conv3d", 4, 4, 5, 5, 4, kernel_size=3, stride=2, padding=1, groups=2),
+    layer_of("conv3d", 2, 2, 3, 4, 3, kernel_size=(2, 3, 2), padding="same"),
+    layer_of("conv3d", 1, 2, 3, 4, 3, kernel_size=3, padding=1, padding_mode="circular"),
+    layer_of("conv_transpose1d", 3, 5, 9, kernel_size=4, stride=2, padding=1),
+    layer_of("conv_transpose1d", 2, 3, 7, kernel_size=3, stride=3, output_padding=2),
+    layer_of("conv_transpose1d", 4, 2, 8, kernel_size=3, stride=2, dilation=3, padding=2),
+    layer_of("conv_transpose1d", 2, 1, 2000, n=1, kernel_size=4, stride=2, padding=1),
+    layer_of("conv_transpose2d", 3, 5, 5, 4, kernel_size=3),
+    layer_of("conv_transpose2d", 7, 4, 1, 1, kernel_size=4, v=9),  # one position
+    layer_of("conv_transpose2d", 8, 3, 2, 2, kernel_size=3, stride=2, v=9),
+    layer_of("conv_transpose2d", 5, 5, 4, 5, kernel_size=3, stride=2, padding=1, groups=5),
+    layer_of("conv_transpose2d", 3, 4, 4, 3, kernel_size=1, stride=2, output_padding=1),
+    layer_of(
+        "conv_transpose2d", 2, 3, 6, 5, kernel_size=2, padding=2
+    ),  # crops what the kernel makes
+    layer_of("conv_transpose2d", 16, 8, 20, 20, n=1, kernel_size=4, stride=2, padding=1),
+    layer_of("conv_transpose3d", 3, 2, 3, 3, 2, kernel_size=(2, 3, 2), stride=(1, 2, 2), padding=1),
 ]
 
 # Every number of samples with every number of columns.

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from lapkernels.ops import (
+    conv_weight,
     jacobian_squared_sum,
     squared_conv_bias,
     squared_conv_input,
     squared_conv_weight,
 )
-from tests.ops.cases import FEW, LAYERS, Layer, draw, over
-from tests.ops.compare import assert_same
+from tests.ops import oracle
+from tests.ops.cases import FEW, LAYERS, Layer, draw, layer_of, over
+from tests.ops.compare import assert_same, assert_within
+from tests.ops.operations import OPERATIONS
+
+# Layers of many channels are one matrix product over the positions of several samples.
+MANY_CHANNELS = [
+    layer_of("conv2d", 9, 18, 12, 10, n=12, kernel_size=3, padding=1),  # several chunks of samples
+    layer_of("conv2d", 16, 33, 50, 44, n=2, kernel_size=3, padding=1),  # several slabs of a sample
+    layer_of("conv2d", 18, 34, 9, 7, n=5, kernel_size=3, stride=2, padding=1, groups=2),
+    layer_of("conv1d", 8, 16, 700, n=3, kernel_size=5, dilation=2),
+    layer_of("conv3d", 8, 17, 5, 4, 6, kernel_size=(3, 2, 3), padding=1),
+    layer_of("conv_transpose2d", 24, 10, 6, 5, n=9, kernel_size=3, stride=2, padding=1),
+]
 
 
 @over([layer for layer in LAYERS if layer.geometry.padding_mode == "zeros"])
@@ -42,3 +57,36 @@ def test_bias_is_the_weight_of_a_constant_input(layer: Layer) -> None:
     dim = data.m.dim() - 1 if layer.is_linear else 1
     others = [d for d in range(data.m.dim()) if d != dim]
     assert_same(squared_conv_bias(data.m, layer.geometry), data.m.sum(others))
+
+
+@over(MANY_CHANNELS)
+@pytest.mark.usefixtures("cpp")
+def test_many_channels(layer: Layer, dtype: torch.dtype) -> None:
+    exact, random = draw(layer, dtype, integers=True), draw(layer, dtype)
+    for operation in (one for one in OPERATIONS if one.name == "squared_conv_weight"):
+        assert_same(operation.run(exact), operation.brute(exact))
+        assert_within(
+            operation.run(random), operation.brute(random), operation.tolerance(random, dtype)
+        )
+        once = operation.run(random)
+        assert_same(operation.run(random, out=once.clone(), decay=2.0, scale=0.5), 2.5 * once)
+    found = conv_weight(exact.s[0], exact.x, layer.geometry)
+    assert_same(found, oracle.weight_gradient(exact).to(dtype))
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@over(MANY_CHANNELS)
+@pytest.mark.usefixtures("cpp", "threads")
+def test_threads_give_the_same_bits_with_many_channels(layer: Layer) -> None:
+    data, found = draw(layer, torch.float32), []
+    for count in (1, 2, 3, 5):
+        torch.set_num_threads(count)
+        found.append(squared_conv_weight(data.m, data.x, layer.geometry))
+    assert found[0].any()
+    assert all(torch.equal(found[0], other) for other in found[1:])
