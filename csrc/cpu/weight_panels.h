@@ -5,11 +5,16 @@
 // stay in registers for long. Windows of a few channels are packed into panels [position][kPanel],
 // once for all rows. Parallel over channels; chunks of positions are added in order.
 
-// Whether that is faster than blocks that take one sample after another: as measured.
+constexpr int64_t kChunkPositions = 1024;  // held at a time, about
+
+// Whether that is faster than blocks that take one sample after another, as measured, and a slab of
+// few positions can be cut off.
 template <class T>
 bool prefers_panels(const Correlation<T>& p) {
-  constexpr int64_t kFewPositions = 1024;
-  return p.columns == 1 && p.channels >= 8 && p.rows >= (p.positions <= kFewPositions ? 16 : 32);
+  const int64_t *size = p.small.size + 3,
+                *outer = std::find_if(size, size + 2, [](int64_t length) { return length > 1; });
+  return p.columns == 1 && p.channels >= 8 && p.positions / *outer <= kChunkPositions &&
+         p.rows >= (p.positions <= kChunkPositions ? 16 : 32);
 }
 
 // A slab of a sample's positions, and where they begin in a chunk.
@@ -20,16 +25,15 @@ struct Piece {
 template <class T, class F, class G>
 void weight_by_panels(const Context& context, Grid<T> out, Update update, const Correlation<T>& p,
                       F f, G g) {
-  constexpr int64_t kDepth = 256;         // of a product: a panel stays in the first-level cache
-  constexpr int64_t kChunk = 4 * kDepth;  // positions at a time, about
+  constexpr int64_t kDepth = 256;  // of a product: a panel stays in the first-level cache
   // Channels of a task: no sum depends on them, so threads may decide.
   constexpr int64_t kMost = 8;
   const int64_t few = std::clamp<int64_t>(ceil_div(p.channels, context.threads), 1, kMost);
-  const Planes planes = Planes::make<T>(p.axes(), kMost, kPlaneBytes, kChunk);
+  const Planes planes = Planes::make<T>(p.axes(), kMost, kPlaneBytes, kChunkPositions);
   const auto counted = [&](int64_t slab) {
     return planes.count(0, slab) * planes.count(1, slab) * planes.count(2, slab);
   };
-  const int64_t together = std::max<int64_t>(1, kChunk / counted(0)) * counted(0);
+  const int64_t together = std::max<int64_t>(1, kChunkPositions / counted(0)) * counted(0);
   const int64_t capacity = std::min(together, p.samples * p.positions);
   const int64_t tasks = ceil_div(p.channels, few), width = few * p.kernel;
   const int64_t panels = ceil_div(width, kPanel<T>);
