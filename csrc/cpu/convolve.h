@@ -278,12 +278,13 @@ void convolve(const Context& context, std::span<const Stream<T>> streams,
               int64_t u[3] = {(p.begin(0, slab) + iz) * steps[0] + at[0],
                               (p.begin(1, slab) + iy) * steps[1] + at[1],
                               p.begin(2, slab) * steps[2] + at[2]};
+              const T* packed = weights.data() + k * of_stream + c * terms;
+              const int64_t count = (lines - 1) * p.lengths[2] + nx;
               const auto direct = lines == 1 ? result.direct(n, c, u, steps[2]) : MaskedRows<T>{};
               int64_t done = 0;
               if (terms > 0)
                 done = axpy_rows<T>[block - 1](
-                    arrays.data() + p.row(iz, iy), offsets.data(), terms,
-                    weights.data() + k* of_stream + c* terms, (lines - 1)* p.lengths[2] + nx,
+                    arrays.data() + p.row(iz, iy), offsets.data(), terms, packed, count,
                     line.data(), pitch, direct,
                     direct.data ? Fetch<T>{} : result.fetch(n, c, block, u, steps[2]));
               if (done == nx) continue;

@@ -5,7 +5,7 @@
 // stay in registers for long. Windows of a few channels are packed into panels [position][kPanel],
 // once for all rows. Parallel over channels; chunks of positions are added in order.
 
-constexpr int64_t kChunkPositions = 1024;  // held at a time, about
+constexpr int64_t kChunkPositions = 512;  // held at a time, about
 
 // Whether that is faster than blocks that take one sample after another, as measured, and a slab of
 // few positions can be cut off.
@@ -14,7 +14,7 @@ bool prefers_panels(const Correlation<T>& p) {
   const int64_t *size = p.small.size + 3,
                 *outer = std::find_if(size, size + 2, [](int64_t length) { return length > 1; });
   return p.columns == 1 && p.channels >= 8 && p.positions / *outer <= kChunkPositions &&
-         p.rows >= (p.positions <= kChunkPositions ? 16 : 32);
+         p.rows >= (p.positions <= 2 * kChunkPositions ? 16 : 32);
 }
 
 // A slab of a sample's positions, and where they begin in a chunk.
