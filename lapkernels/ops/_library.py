@@ -139,7 +139,7 @@ def register(
         kernel = kernel_or_value(tensors, values)
         if isinstance(kernel, Tensor):
             return kernel if scale == 1.0 else kernel * scale
-        out = tensors[0].new_empty(*shape(*values))
+        out = tensors[0].new_empty(shape(*values))
         kernel(out, 0.0, scale, *values)
         return out
 
