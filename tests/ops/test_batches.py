@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -84,13 +83,6 @@ def test_bad_sample_is_not_hidden_in_a_sum(operation: Operation, layer: Layer) -
         row = getattr(poisoned, name)
         (row[:, 1] if name == "s" else row[1]).fill_(float("nan"))
         assert operation.run(poisoned).isnan().any()
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @each(WITH_OUT)
