@@ -3,6 +3,8 @@
 //
 //   dots: both operands are copied once into padded arrays in which every tap is an offset, and
 //     vectors run along the positions; no unfolding at all. For few channels or many positions.
+//   lanes: vectors run along the rows, which are turned once, and windows are broadcast (lanes.h).
+//     For many rows.
 //   panels: windows are packed position by position, kPanel columns wide, and vectors run along
 //     the columns. For few positions.
 //   tiles: 3 x 3 and 5 x 5 kernels with fewer products, and vectors along the rows or the channels
@@ -11,12 +13,13 @@
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
 
-enum class Way { dots, panels, tiles };
+enum class Way { dots, lanes, panels, tiles };
 
 // How a block's values are laid out: entry (a, b, k) is at a * row + b * channel + k * tap.
 struct Layout {
   Way way;
   int64_t row, channel, tap;
+  double cost;        // instructions for one sample and column
   size_t tiling = 0;  // which of the tilings
 
   // Values of a block with what lies between them, which is zero.
@@ -49,32 +52,46 @@ bool has_tiling(const Correlation<T>& p) {
   return found;
 }
 
-// Instructions of each way on one sample and column: products, and what comes with them.
+// The arrays of a way.
+template <class T>
+Planes planes_of(const Correlation<T>& p, int64_t channels, Way way) {
+  return Planes::make<T>(p.axes(), channels, kPlaneBytes,
+                         way == Way::lanes ? kLanePositions : std::numeric_limits<int64_t>::max());
+}
+
+// The cheapest way for a block, by the instructions of products and of copies.
 template <class T>
 Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
   constexpr int64_t kPanelBytes = 256 << 10;
+  // Copies of an entry, and what shifted vectors cost that lie across lines of the cache: measured.
+  constexpr double kCopy = 0.3, kTurn = kVectorBytes == 64 ? 1.2 : 0.8;
+  constexpr double kShifted = kVectorBytes == 64 ? 2.2 : 1.3;
   const int64_t panel_width = round_up(channels * p.kernel, kPanel<T>);
   const double width = channels * p.kernel, lanes = round_up(channels * p.kernel, kWidth<T>);
   const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
-  const Planes planes = Planes::make<T>(p.axes(), channels, kPlaneBytes);
-  Layout best{Way::dots, panel_width, p.kernel, 1};
-  double cost = rows * width * (planes.slabs() * planes.flat / kWidth<T> + 4.0);
-  if (planes.slabs() == 1 && lanes * p.positions * sizeof(T) <= kPanelBytes) {
-    const double panels =
-        rows * lanes / kWidth<T> * (p.positions + 4.0) + 4.0 * lanes * p.positions / reuse;
-    if (panels < cost) {
-      cost = panels;
-      best.way = Way::panels;
-    }
-  }
+  const Planes planes = planes_of(p, channels, Way::dots);
+  const double flat = planes.slabs() * planes.flat, fill = kCopy * channels * planes.phases * flat;
+  Layout best{
+      Way::dots, panel_width, p.kernel, 1,
+      kShifted * rows * width * (flat / kWidth<T> + 4.0) + kCopy * rows * flat + fill / reuse};
+  auto offer = [&](const Layout& layout) {
+    if (layout.cost < best.cost) best = layout;
+  };
+  const Planes slabs = planes_of(p, channels, Way::lanes);
+  const int64_t pitch = round_up(rows, kWidth<T>);
+  if (pitch * slabs.positions(0) * sizeof(T) <= kTurnedBytes)
+    offer({Way::lanes, 1, p.kernel * pitch, pitch,
+           lanes_cost(pitch / kWidth<T>) * width * (p.positions + 4.0 * slabs.slabs()) +
+               kTurn * rows * p.positions + fill / (slabs.slabs() > 1 ? 1 : reuse)});
+  if (planes.slabs() == 1 && lanes * p.positions * sizeof(T) <= kPanelBytes)
+    offer({Way::panels, panel_width, p.kernel, 1,
+           rows * lanes / kWidth<T> * (p.positions + 4.0) + 4.0 * lanes * p.positions / reuse});
   each_tiling(p, [&]<size_t index>() {
     using Tiles = std::variant_alternative_t<index, Tilings<T>>;
-    const double tiles = Tiles::cost(p, rows, channels, reuse);
-    if (tiles >= cost) return;
-    cost = tiles;
     const bool inside = Tiles::rows_inside(rows, channels);
     const int64_t pitch = Tiles::pitch(rows, channels), other = p.kernel * pitch;
-    best = {Way::tiles, inside ? 1 : other, inside ? other : 1, pitch, index};
+    offer({Way::tiles, inside ? 1 : other, inside ? other : 1, pitch,
+           Tiles::cost(p, rows, channels, reuse), index});
   });
   return best;
 }
@@ -87,11 +104,18 @@ class BlockMaker {
       : problem_(problem),
         block_rows_(rows),
         layout_(choose_layout(problem, rows, channels)),
-        planes_(Planes::make<T>(problem.axes(), channels, kPlaneBytes)) {
+        planes_(planes_of(problem, channels, layout_.way)) {
     if (layout_.way == Way::tiles) {
       each_tiling(problem, [&]<size_t index>() {
         if (index == layout_.tiling) tiles_.template emplace<index>(problem, rows, channels);
       });
+      return;
+    }
+    if (layout_.way == Way::lanes) {
+      if (planes_.slabs() == 1 && problem.columns == 1)
+        together_ = std::clamp<int64_t>(kLanePositions / problem.positions, 1, problem.samples);
+      arrays_.emplace(together_ * channels * planes_.phases * planes_.plane);
+      lanes_.emplace(planes_, problem.taps.kernel, rows, channels, together_);
       return;
     }
     arrays_.emplace(channels * planes_.phases * planes_.plane + planes_.flat);
@@ -114,7 +138,7 @@ class BlockMaker {
   template <class Sink>
   void visit(T* values, const Block& block, int64_t n, int64_t v, Sink& sink) {
     if (layout_.way != Way::tiles) {
-      make(values, block, n, v, false);
+      make(values, block, {n, n + 1}, v, false);
       int64_t at = 0;
       auto pass = [&]<int C>() {
         Reg<T> g[C];
@@ -134,35 +158,46 @@ class BlockMaker {
     std::visit(pass, tiles_);
   }
 
-  // values (+)= G of the block, with a function applied to either operand, in another way than
-  // tiles. What lies between the rows is not always written: it must be zero when it is new.
+  // Samples [first, last).
+  struct Samples {
+    int64_t first, last;
+    int64_t count() const { return last - first; }
+  };
+
+  // Samples whose sum can be made at once.
+  int64_t together() const { return together_; }
+
+  // values (+)= G of the block, summed over the samples, with a function applied to either operand,
+  // in another way than tiles. What lies between the rows is not always written: it must be zero
+  // when it is new.
   template <class F = Identity, class H = Identity>
-  void make(T* values, const Block& block, int64_t n, int64_t v, bool accumulate, F of_small = {},
-            H of_large = {}) {
+  void make(T* values, const Block& block, const Samples& samples, int64_t v, bool accumulate,
+            F of_small = {}, H of_large = {}) {
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
-      if (!holds({block.group, block.b0, n, column(v), slab}))
-        take_large(problem_.large, block, n, v, slab, of_large);
-      take_small(problem_.small, block, n, v, slab, of_small);
-      multiply(values, block, slab, accumulate || slab > 0);
+      if (!holds({block.group, block.b0, samples.first, column(v), slab}))
+        take_large(problem_.large, block, samples, v, slab, of_large);
+      take_small(problem_.small, block, samples, v, slab, of_small);
+      multiply(values, block, samples.count(), slab, accumulate || slab > 0);
     }
   }
 
   // squares += sum m x², sums += sum g x, where the problem has m and x, and `g` is like m. Windows
   // of x are copied once, and squared where they are.
-  void make_both(T* squares, T* sums, const Block& block, int64_t n, const Grid<const T>& g,
-                 bool x_is_small) {
+  void make_both(T* squares, T* sums, const Block& block, const Samples& samples,
+                 const Grid<const T>& g, bool x_is_small) {
+    const int64_t count = samples.count();
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
-      take_large(x_is_small ? g : problem_.large, block, n, 0, slab, Identity{});
-      take_small(x_is_small ? problem_.small : g, block, n, 0, slab, Identity{});
-      multiply(sums, block, slab, true);
+      take_large(x_is_small ? g : problem_.large, block, samples, 0, slab, Identity{});
+      take_small(x_is_small ? problem_.small : g, block, samples, 0, slab, Identity{});
+      multiply(sums, block, count, slab, true);
       if (x_is_small) {
-        take_large(problem_.large, block, n, 0, slab, Identity{});
-        take_small(problem_.small, block, n, 0, slab, Square{});
+        take_large(problem_.large, block, samples, 0, slab, Identity{});
+        take_small(problem_.small, block, samples, 0, slab, Square{});
       } else {
-        square_large(block, slab);
-        take_small(problem_.small, block, n, 0, slab, Identity{});
+        square_large(block, count, slab);
+        take_small(problem_.small, block, samples, 0, slab, Identity{});
       }
-      multiply(squares, block, slab, true);
+      multiply(squares, block, count, slab, true);
     }
   }
 
@@ -189,22 +224,29 @@ class BlockMaker {
 
   // The windows of a block's channels.
   template <class F>
-  void take_large(const Grid<const T>& large, const Block& block, int64_t n, int64_t v,
+  void take_large(const Grid<const T>& large, const Block& block, const Samples& samples, int64_t v,
                   int64_t slab, F f) {
     const int64_t b = block.group * problem_.channels + block.b0;
-    fill_planes<T>(arrays_->data(), planes_, slab, large, v, n, b, b + block.channels(), f);
+    for (int64_t n = samples.first; n < samples.last; ++n)
+      fill_planes<T>(arrays_->data() + (n - samples.first) * step(block), planes_, slab, large, v,
+                     n, b, b + block.channels(), f);
     if (layout_.way == Way::panels) pack(block.channels() * problem_.kernel);
   }
 
+  // Entries of a sample's arrays.
+  int64_t step(const Block& block) const {
+    return block.channels() * planes_.phases * planes_.plane;
+  }
+
   // Squares them, and nothing that an earlier slab has left beside them.
-  void square_large(const Block& block, int64_t slab) {
+  void square_large(const Block& block, int64_t samples, int64_t slab) {
     if (layout_.way == Way::panels) {
       const int64_t width = round_up(block.channels() * problem_.kernel, kPanel<T>);
       T* values = panels_->data();
       for (int64_t i = 0; i < width * problem_.positions; ++i) values[i] *= values[i];
       return;
     }
-    for (int64_t c = 0; c < block.channels() * planes_.phases; ++c)
+    for (int64_t c = 0; c < samples * block.channels() * planes_.phases; ++c)
       for (int64_t z = 0; z < planes_.filled(0, slab); ++z)
         for (int64_t y = 0; y < planes_.filled(1, slab); ++y) {
           T* row = arrays_->data() + c * planes_.plane + planes_.row(z, y);
@@ -212,12 +254,17 @@ class BlockMaker {
         }
   }
 
-  // Its rows, laid out like the planes, or one position after the other. Panels can be multiplied
-  // by rows that lie so where they are.
+  // Its rows, turned, or laid out like the planes, or one position after the other. Panels can be
+  // multiplied by rows that lie so where they are.
   template <class F>
-  void take_small(const Grid<const T>& s, const Block& block, int64_t n, int64_t v, int64_t slab,
-                  F f) {
-    const int64_t a = block.group * problem_.rows + block.a0;
+  void take_small(const Grid<const T>& s, const Block& block, const Samples& samples, int64_t v,
+                  int64_t slab, F f) {
+    const int64_t a = block.group * problem_.rows + block.a0, n = samples.first;
+    if (layout_.way == Way::lanes) {
+      for (int64_t i = 0; i < samples.count(); ++i)
+        lanes_->take(s, v, n + i, a, block.rows(), slab, i, samples.count(), f);
+      return;
+    }
     if (layout_.way != Way::panels) {
       fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, s, v, n, a, a + block.rows(),
                         f);
@@ -241,8 +288,11 @@ class BlockMaker {
   }
 
   // values (+)= rows times windows, as they were taken.
-  void multiply(T* values, const Block& block, int64_t slab, bool accumulate) {
+  void multiply(T* values, const Block& block, int64_t samples, int64_t slab, bool accumulate) {
     const int64_t width = block.channels() * problem_.kernel;
+    if (layout_.way == Way::lanes)
+      return lanes_->multiply(arrays_->data(), step(block), samples, block.rows(), block.channels(),
+                              slab, values, accumulate);
     if (layout_.way != Way::panels)
       return dot_block<T>(row_.data, row_.pitch, block.rows(), arrays_->data(), offsets_.data(),
                           width, planes_.extent<T>(slab), values, layout_.row, accumulate);
@@ -258,11 +308,12 @@ class BlockMaker {
   };
 
   const Correlation<T>& problem_;
-  int64_t block_rows_;
+  int64_t block_rows_, together_ = 1;
   Layout layout_;
   Planes planes_;
   std::vector<int64_t> offsets_;
   std::optional<Scratch<T>> arrays_, rows_, panels_;
+  std::optional<Lanes<T>> lanes_;
   Tilings<T> tiles_;
   Rows row_{};
   Key key_{-1, -1, -1, -1, -1};

@@ -14,9 +14,12 @@ void conv_weights(const Context& context, const Grid<T>& squares, const Grid<T>&
                   const Grid<const T>& m, const Grid<const T>& g, const Grid<const T>& x,
                   const Taps& taps, bool transposed) {
   const Correlation<T> problem(transposed ? x : m, transposed ? m : x, taps, false);
-  sum_over_units<T>(
-      context, {squares, sums}, {0, 1}, problem,
-      [&](BlockMaker<T>& maker, T*, const Block& block, int64_t n, int64_t, T* const* totals) {
-        maker.make_both(totals[0], totals[1], block, n, g, transposed);
-      });
+  sum_over_units<T>(context, {squares, sums}, {0, 1}, problem,
+                    [&](BlockMaker<T>& maker, T*, const Block& block, int64_t begin, int64_t end,
+                        T* const* totals) {
+                      for (int64_t n = begin, next; n < end; n = next) {
+                        next = std::min(end, n + maker.together());
+                        maker.make_both(totals[0], totals[1], block, {n, next}, g, transposed);
+                      }
+                    });
 }

@@ -15,30 +15,30 @@ struct Partition {
 // Values of a block: with the columns beside them they fit the second-level cache.
 constexpr int64_t kBlockValues = 16384, kLeastValues = 4096;
 
-// The cheapest cut into blocks of at most `most_values`. Each cut of the channels copies the rows
+// The cheapest cut into blocks of at most `most_values`: each cut of the channels copies the rows
 // once more for every column, each cut of the rows the windows.
 template <class T>
 Partition partition(const Correlation<T>& p, int64_t most_values) {
-  const int64_t unit = has_tiling(p) ? kPanel<T> : 1;
   Partition best{};
-  double best_cost = -1;
-  for (int64_t wide = std::min(unit, p.channels);; wide = std::min(wide + unit, p.channels)) {
+  double least = std::numeric_limits<double>::infinity();
+  auto offer = [&](int64_t rows, int64_t channels) {
+    const double cost = ceil_div(p.rows, rows) * ceil_div(p.channels, channels) *
+                        choose_layout(p, rows, channels).cost;
+    if (cost < least) {
+      least = cost;
+      best = {rows, channels, 1};
+    }
+  };
+  const int64_t unit = has_tiling(p) ? kPanel<T> : 1;
+  for (int64_t cuts = 1, wide = 0; wide != std::min(unit, p.channels); cuts += ceil_div(cuts, 4)) {
+    wide = std::min(round_up(ceil_div(p.channels, cuts), unit), p.channels);
     const int64_t tall =
         std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 12), p.rows);
-    const int64_t cuts = ceil_div(p.channels, wide), row_cuts = ceil_div(p.rows, tall);
-    const Way way = choose_layout(p, tall, wide).way;
-    // Instructions for one row or one channel at one position, roughly.
-    const double row_copy = way == Way::panels ? 0.2 : 1;
-    const double window_copy = way == Way::panels ? 4.0 * p.kernel : way == Way::tiles ? 1.6 : 1;
-    const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
-    const double cost = row_copy * p.rows * p.columns * cuts +
-                        window_copy * p.channels * p.columns / reuse * row_cuts;
-    if (best_cost < 0 || cost <= best_cost) {
-      best_cost = cost;
-      best = {ceil_div(p.rows, row_cuts), wide, 1};
-    }
-    if (wide == p.channels) return best;
+    const int64_t even = ceil_div(p.rows, ceil_div(p.rows, tall));
+    offer(even, wide);
+    if (tall >= kWidth<T>) offer(std::min(p.rows, round_up(even, kWidth<T>)), wide);
   }
+  return best;
 }
 
 // Blocks and runs enough for several threads: a small weight is summed in runs of the units, each
@@ -103,8 +103,8 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
 }
 
 // Sums terms over all samples and columns for every block of the weight, and updates outs.
-// term(maker, values, block, n, v, totals) adds one unit's share to the total of each; values is
-// room for a block's G. All are laid out like the block.
+// term(maker, values, block, begin, end, totals) adds the units' share to the total of each; values
+// is room for a block's G. All are laid out like the block.
 template <class T, size_t kOuts, class Term>
 void sum_over_units(const Context& context, const Grid<T> (&outs)[kOuts], Update update,
                     const Correlation<T>& p, Term term) {
@@ -122,8 +122,7 @@ void sum_over_units(const Context& context, const Grid<T> (&outs)[kOuts], Update
     for (size_t k = 0; k < kOuts; ++k) totals[k] = total + k * size;
     BlockMaker<T> maker(p, part.rows, part.channels);
     const auto [begin, end] = run_range(units, part.runs, run);
-    for (int64_t unit = begin; unit < end; ++unit)
-      term(maker, values.data(), blocks[b], unit / p.columns, unit % p.columns, totals);
+    term(maker, values.data(), blocks[b], begin, end, totals);
     if (part.runs > 1) return;
     for (size_t k = 0; k < kOuts; ++k)
       update_weight(outs[k], update, p, blocks[b], totals[k], layout);
@@ -151,10 +150,11 @@ template <class T>
 void jacobian_squared_sum(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                           Grid<const T> large, Taps taps) {
   const Correlation<T> problem(small, large, taps);
-  sum_over_units<T>(
-      context, {out}, update, problem,
-      [](BlockMaker<T>& maker, T* g, const Block& block, int64_t n, int64_t v, T* const* totals) {
-        AddSquares<T> sink{totals[0]};
-        maker.visit(g, block, n, v, sink);
-      });
+  sum_over_units<T>(context, {out}, update, problem,
+                    [&](BlockMaker<T>& maker, T* g, const Block& block, int64_t begin, int64_t end,
+                        T* const* totals) {
+                      AddSquares<T> sink{totals[0]};
+                      for (int64_t unit = begin; unit < end; ++unit)
+                        maker.visit(g, block, unit / problem.columns, unit % problem.columns, sink);
+                    });
 }

@@ -96,6 +96,9 @@ struct Planes {
   int64_t count(int d, int64_t index) const {
     return d == outer ? std::min(slab, axes[d].positions - index * slab) : axes[d].positions;
   }
+  int64_t positions(int64_t index) const {
+    return count(0, index) * count(1, index) * count(2, index);
+  }
   // Entries of axis d that the positions of a slab read.
   int64_t filled(int d, int64_t index) const {
     return d == outer ? count(d, index) + axes[d].length - axes[d].positions : lengths[d];
@@ -125,22 +128,37 @@ struct Planes {
   }
 };
 
-// dst[i] = f(src[i * stride]) for i < count. The last vector of a row overlaps the one before it.
+// dst[i] = f(src[i]) for i < count, by vectors of so many bytes, the last of which overlaps the one
+// before it; of a short row by smaller ones.
+template <int kBytes = kVectorBytes, class T, class F>
+inline void copy_dense(T* dst, const T* src, int64_t count, F f) {
+  constexpr int64_t kEntries = kBytes / sizeof(T);
+  if constexpr (kEntries == 1) {
+    if (count > 0) *dst = f(*src);
+  } else {
+    if (count < kEntries) return copy_dense<kBytes / 2>(dst, src, count, f);
+    typedef T Part __attribute__((vector_size(kBytes), aligned(sizeof(T)), may_alias));
+    auto copy = [&](int64_t i) {
+      *reinterpret_cast<Part*>(dst + i) = f(*reinterpret_cast<const Part*>(src + i));
+    };
+    for (int64_t i = 0; i < count - kEntries; i += kEntries) copy(i);
+    copy(count - kEntries);
+  }
+}
+
+// dst[i] = f(src[i * stride]) for i < count.
 template <class T, class F>
 inline void copy_row(T* dst, const T* src, int64_t count, int64_t stride, F f) {
-  if (stride != 1 || count < kWidth<T>) {
-    for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
-    return;
-  }
-  const int64_t last = count - kWidth<T>;
-  for (int64_t i = 0; i < last; i += kWidth<T>) store(dst + i, f(load(src + i)));
-  store(dst + last, f(load(src + last)));
+  if (stride == 1) return copy_dense(dst, src, count, f);
+  for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
 }
 
 // Zeros in whole vectors: what they overwrite beyond the row is filled later, or is not used.
 template <class T>
 inline void zero_row(T* row, int64_t count) {
-  for (int64_t i = 0; i < count; i += kWidth<T>) store(row + i, Reg<T>{});
+  if (count <= 0) return;
+  store(row, Reg<T>{});  // on its own: GCC makes a call of the loop
+  for (int64_t i = kWidth<T>; i < count; i += kWidth<T>) store(row + i, Reg<T>{});
 }
 
 // Asks for entries that are read soon, if they follow each other.

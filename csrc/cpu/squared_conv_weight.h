@@ -7,10 +7,14 @@ void sum_of_products(const Context& context, Grid<T> out, Update update, Grid<co
   // Products are not transformed: terms of one sign must stay of one sign, or small sums lose
   // digits.
   const Correlation<T> problem(small, large, taps, false);
-  if (prefers_panels(problem)) return weight_by_panels<T>(context, out, update, problem, f, g);
   sum_over_units<T>(context, {out}, update, problem,
-                    [&](BlockMaker<T>& maker, T*, const Block& block, int64_t n, int64_t v,
-                        T* const* totals) { maker.make(totals[0], block, n, v, true, f, g); });
+                    [&](BlockMaker<T>& maker, T*, const Block& block, int64_t begin, int64_t end,
+                        T* const* totals) {
+                      for (int64_t n = begin, next; n < end; n = next) {
+                        next = std::min(end, n + maker.together());
+                        maker.make(totals[0], block, {n, next}, 0, true, f, g);
+                      }
+                    });
 }
 
 template <class T>

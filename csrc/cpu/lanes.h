@@ -1,0 +1,184 @@
+// Weight gradients with rows in the lanes of vectors. Included by isa_kernels.h inside namespace
+// lapkernels::LAPKERNELS_ISA.
+//
+// Rows are turned into panels [position][lanes], and values of windows are broadcast from arrays in
+// which a tap is an offset (planes.h), so that nothing is unfolded. Taps that follow each other
+// share an address: they are a run.
+
+constexpr int64_t kLanePositions = 256;  // of a slab, about: a panel stays in the first-level cache
+constexpr int64_t kTurnedBytes = 512 << 10;  // of a slab's panels, at most
+
+// Columns of one channel whose offsets follow each other: entry offset + i goes to columns[i].
+struct Run {
+  int64_t offset;
+  std::array<int64_t, 5> columns;
+};
+
+// Positions that follow each other, from entry `at` of the arrays on.
+struct Line {
+  int64_t at, count;
+};
+
+// Runs of a tile: what fits the registers, and few enough addresses.
+template <int R, int K>
+constexpr int kRunsOfTile = std::clamp((kManyRegisters ? 24 : 12) / (R * K), 1, 8);
+
+// totals[column * pitch + lane] (+)= sum over lines of x[line + run + i] * s[position][lane],
+// for P runs of K columns.
+template <class T, int R, int P, int K>
+[[gnu::noinline]] void lanes_tile(const T* __restrict s, std::span<const Line> lines,
+                                  const T* __restrict x, const Run* runs, T* __restrict totals,
+                                  int64_t pitch, bool accumulate) {
+  constexpr int64_t kLanes = R * kWidth<T>;
+  Reg<T> acc[P][K][R] = {};
+  auto line = lines.begin();
+  do {
+    const T* at[P];
+    for (int p = 0; p < P; ++p) at[p] = x + (line->at + runs[p].offset);
+    int64_t t = 0;
+    do {
+      asm("" : "+r"(t));  // or GCC carries values from one position to the next, and spills
+      Reg<T> rows[R];
+      for (int r = 0; r < R; ++r) rows[r] = load(s + r * kWidth<T>);
+      for (int p = 0; p < P; ++p)
+        for (int k = 0; k < K; ++k) {
+          const Reg<T> value = broadcast(at[p][t + k]);
+          for (int r = 0; r < R; ++r) acc[p][k][r] += value * rows[r];
+        }
+      s += kLanes;
+    } while (++t < line->count);
+  } while (++line != lines.end());
+  for (int p = 0; p < P; ++p)
+    for (int k = 0; k < K; ++k)
+      for (int r = 0; r < R; ++r) {
+        T* total = totals + runs[p].columns[k] * pitch + r * kWidth<T>;
+        store(total, accumulate ? load(total) + acc[p][k][r] : acc[p][k][r]);
+      }
+}
+
+// lanes_tile for any number of runs, by P at a time first.
+template <class T, int R, int P, int K>
+void lanes_tiles(const T* s, std::span<const Line> lines, const T* x, std::span<const Run> runs,
+                 T* totals, int64_t pitch, bool accumulate) {
+  for (; runs.size() >= P; runs = runs.subspan(P))
+    lanes_tile<T, R, P, K>(s, lines, x, runs.data(), totals, pitch, accumulate);
+  if constexpr (P > 1)
+    if (!runs.empty()) lanes_tiles<T, R, P / 2, K>(s, lines, x, runs, totals, pitch, accumulate);
+}
+
+// Runs of `length` columns in the order of the channels, whose arrays are `pitch` apart. Stretches
+// of consecutive offsets are cut into fives, threes and ones.
+inline std::vector<Run> runs_of(std::vector<std::pair<int64_t, int64_t>> taps, int64_t channels,
+                                int64_t pitch, int64_t length) {
+  std::sort(taps.begin(), taps.end());
+  const int64_t kernel = taps.size();
+  std::vector<Run> found;
+  for (int64_t b = 0; b < channels; ++b)
+    for (int64_t i = 0, piece; i < kernel; i += piece) {
+      int64_t stretch = 1;
+      while (i + stretch < kernel && taps[i + stretch].first == taps[i].first + stretch) ++stretch;
+      piece = stretch == 5 || stretch > 6 ? 5 : stretch > 2 ? 3 : 1;
+      if (piece != length) continue;
+      Run run{b * pitch + taps[i].first, {}};
+      for (int64_t k = 0; k < piece; ++k) run.columns[k] = b * kernel + taps[i + k].second;
+      found.push_back(run);
+    }
+  return found;
+}
+
+// Instructions for a product with a vector of rows: alone it waits for the broadcasts.
+inline double lanes_cost(int64_t vectors) {
+  const int64_t most = kManyRegisters ? 4 : 2, fours = vectors / most * most,
+                left = vectors - fours;
+  return fours + (left >= 2 ? 2.12 : 0) + (left % 2 ? 1.25 : 0);
+}
+
+// The rows of a slab, of one sample or a few, in panels, and their products with the arrays of some
+// channels.
+template <class T>
+class Lanes {
+ public:
+  Lanes(const Planes& planes, const int64_t kernel[3], int64_t rows, int64_t channels,
+        int64_t samples)
+      : planes_(planes),
+        channels_(channels),
+        pitch_(round_up(rows, kWidth<T>)),
+        turned_(pitch_ * samples * planes.positions(0), pitch_ * samples * planes.positions(0)) {
+    const auto taps = planes.tap_offsets(kernel);
+    for (size_t i = 0; i < kLengths.size(); ++i)
+      runs_[i] = runs_of(taps, channels, planes.phases * planes.plane, kLengths[i]);
+  }
+
+  // Rows [a, a + rows) of sample n of `s`, with a function applied, as number `index` of `samples`.
+  template <class F>
+  void take(const Grid<const T>& s, int64_t v, int64_t n, int64_t a, int64_t rows, int64_t slab,
+            int64_t index, int64_t samples, F f) {
+    const int64_t nx = planes_.count(2, slab), ny = planes_.count(1, slab);
+    const int64_t positions = planes_.positions(slab);
+    const T* corner = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1];
+    for (int d = 0; d < 3; ++d) corner += planes_.begin(d, slab) * s.stride[3 + d];
+    each_panel(rows, samples * positions, [&](int64_t first, int64_t vectors, T* panel) {
+      const int64_t width = vectors * kWidth<T>, count = std::min(width, rows - first);
+      panel += index * positions * width;
+      for (int64_t z = 0; z < planes_.count(0, slab); ++z)
+        interleave(panel + z * ny * nx * width, width,
+                   corner + (a + first) * s.stride[2] + z * s.stride[3], s.stride[5], s.stride[2],
+                   count, nx, {ny, nx * width, s.stride[4]});
+      for (T* at = panel; at < panel + positions * width; at += width) {
+        for (int64_t i = count; i < width; ++i) at[i] = 0;
+        if constexpr (!std::is_same_v<F, Identity>)
+          for (int64_t i = 0; i < width; i += kWidth<T>) store(at + i, f(load(at + i)));
+      }
+    });
+  }
+
+  // sums[column * pitch + row] (+)= rows times windows of `channels` channels of the arrays, which
+  // are `step` apart for each of the samples.
+  void multiply(const T* arrays, int64_t step, int64_t samples, int64_t rows, int64_t channels,
+                int64_t slab, T* sums, bool accumulate) {
+    lines_.clear();
+    for (int64_t n = 0; n < samples; ++n)
+      for (int64_t z = 0; z < planes_.count(0, slab); ++z)
+        for (int64_t y = 0; y < planes_.count(1, slab); ++y)
+          lines_.push_back({n * step + planes_.row(z, y), planes_.count(2, slab)});
+    each_panel(rows, samples * planes_.positions(slab),
+               [&](int64_t first, int64_t vectors, T* panel) {
+                 auto tiles = [&]<int R, size_t... i>(std::index_sequence<i...>) {
+                   (lanes_tiles<T, R, kRunsOfTile<R, kLengths[i]>, kLengths[i]>(
+                        panel, lines_, arrays, of_channels(runs_[i], channels), sums + first,
+                        pitch_, accumulate),
+                    ...);
+                 };
+                 constexpr auto all = std::make_index_sequence<kLengths.size()>{};
+                 if (vectors == 1) tiles.template operator()<1>(all);
+                 if (vectors == 2) tiles.template operator()<2>(all);
+                 if constexpr (kManyRegisters)
+                   if (vectors == 4) tiles.template operator()<4>(all);
+               });
+  }
+
+ private:
+  static constexpr std::array kLengths{5, 3, 1};
+
+  // f(first row, vectors, panel): rows by four vectors, two or one.
+  template <class F>
+  void each_panel(int64_t rows, int64_t positions, F f) {
+    T* panel = turned_.data();
+    for (int64_t first = 0, vectors; first < rows; first += vectors * kWidth<T>) {
+      const int64_t left = ceil_div(rows - first, kWidth<T>);
+      vectors = kManyRegisters && left >= 4 ? 4 : left >= 2 ? 2 : 1;
+      f(first, vectors, panel);
+      panel += vectors * kWidth<T> * positions;
+    }
+  }
+
+  std::span<const Run> of_channels(std::span<const Run> runs, int64_t channels) const {
+    return runs.first(runs.size() / channels_ * channels);
+  }
+
+  const Planes& planes_;
+  int64_t channels_, pitch_;
+  Scratch<T> turned_;
+  std::array<std::vector<Run>, kLengths.size()> runs_;
+  std::vector<Line> lines_;
+};
