@@ -65,7 +65,7 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
   constexpr int64_t kPanelBytes = 256 << 10;
   // Copies of an entry, and what shifted vectors cost that lie across lines of the cache: measured.
   constexpr double kCopy = 0.3, kTurn = kVectorBytes == 64 ? 1.2 : 0.8;
-  constexpr double kShifted = kVectorBytes == 64 ? 2.2 : 1.3;
+  constexpr double kShifted = kVectorBytes == 64 ? 2.6 : 1.3;
   const int64_t panel_width = round_up(channels * p.kernel, kPanel<T>);
   const double width = channels * p.kernel, lanes = round_up(channels * p.kernel, kWidth<T>);
   const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
@@ -164,8 +164,16 @@ class BlockMaker {
     int64_t count() const { return last - first; }
   };
 
-  // Samples whose sum can be made at once.
-  int64_t together() const { return together_; }
+  // f(samples, v) for units [begin, end), the pairs of a sample and a column: samples of one column
+  // by as many as can be made at once.
+  template <class F>
+  void each_unit(int64_t begin, int64_t end, F f) const {
+    for (int64_t unit = begin, some; unit < end; unit += some) {
+      const int64_t n = unit / problem_.columns;
+      some = std::min(together_, end - unit);
+      f(Samples{n, n + some}, unit % problem_.columns);
+    }
+  }
 
   // values (+)= G of the block, summed over the samples, with a function applied to either operand,
   // in another way than tiles. What lies between the rows is not always written: it must be zero
@@ -229,11 +237,11 @@ class BlockMaker {
     const int64_t b = block.group * problem_.channels + block.b0;
     for (int64_t n = samples.first; n < samples.last; ++n)
       fill_planes<T>(arrays_->data() + (n - samples.first) * step(block), planes_, slab, large, v,
-                     n, b, b + block.channels(), f);
+                     n, b, b + block.channels(), f, planes_.slabs() == 1);
     if (layout_.way == Way::panels) pack(block.channels() * problem_.kernel);
   }
 
-  // Entries of a sample's arrays.
+  // Entries of a sample's arrays. A single slab has its zeros always in the same places.
   int64_t step(const Block& block) const {
     return block.channels() * planes_.phases * planes_.plane;
   }
@@ -308,7 +316,8 @@ class BlockMaker {
   };
 
   const Correlation<T>& problem_;
-  int64_t block_rows_, together_ = 1;
+  int64_t block_rows_;
+  int64_t together_ = 1;  // samples that are made at once: of one column only
   Layout layout_;
   Planes planes_;
   std::vector<int64_t> offsets_;

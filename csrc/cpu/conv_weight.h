@@ -17,9 +17,8 @@ void conv_weights(const Context& context, const Grid<T>& squares, const Grid<T>&
   sum_over_units<T>(context, {squares, sums}, {0, 1}, problem,
                     [&](BlockMaker<T>& maker, T*, const Block& block, int64_t begin, int64_t end,
                         T* const* totals) {
-                      for (int64_t n = begin, next; n < end; n = next) {
-                        next = std::min(end, n + maker.together());
-                        maker.make_both(totals[0], totals[1], block, {n, next}, g, transposed);
-                      }
+                      maker.each_unit(begin, end, [&](const auto& samples, int64_t) {
+                        maker.make_both(totals[0], totals[1], block, samples, g, transposed);
+                      });
                     });
 }

@@ -113,7 +113,8 @@ class Lanes {
   template <class F>
   void take(const Grid<const T>& s, int64_t v, int64_t n, int64_t a, int64_t rows, int64_t slab,
             int64_t index, int64_t samples, F f) {
-    const int64_t nx = planes_.count(2, slab), ny = planes_.count(1, slab);
+    int64_t nx = planes_.count(2, slab), ny = planes_.count(1, slab);
+    if (s.stride[4] == nx * s.stride[5]) nx *= std::exchange(ny, 1);  // lines that are one
     const int64_t positions = planes_.positions(slab);
     const T* corner = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1];
     for (int d = 0; d < 3; ++d) corner += planes_.begin(d, slab) * s.stride[3 + d];

@@ -259,44 +259,62 @@ template <class T>
 }
 
 // Fills the arrays of channels [c0, c1) of sample n, column v, for one slab, in the order of their
-// addresses, and fetches the next channel meanwhile.
+// addresses, and fetches the next channel meanwhile. Zeros outside the source may be there already.
 template <class T, class F>
 void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src, int64_t v,
-                 int64_t n, int64_t c0, int64_t c1, F f) {
+                 int64_t n, int64_t c0, int64_t c1, F f, bool has_zeros = false) {
   const T* base = src.data + std::min(v, src.size[0] - 1) * src.stride[0] + n * src.stride[1];
-  int64_t start[3], lengths[3];
+  int64_t lengths[3], start[3], steps[3];
   for (int d = 0; d < 3; ++d) {
-    start[d] = p.begin(d, slab) + p.axes[d].first;
     lengths[d] = p.filled(d, slab);
+    start[d] = p.begin(d, slab) + p.axes[d].first;
+    steps[d] = p.axes[d].stride * src.stride[3 + d];
   }
+  // Phases, and their entries [first, last) that lie inside the source.
+  struct Phase {
+    int64_t shift, first, last;
+  };
+  auto phases_of = [&](int d) {
+    const Axis& axis = p.axes[d];
+    auto entry = [&](int64_t bound) {
+      return std::clamp<int64_t>(ceil_div(bound, axis.stride) - start[d], 0, lengths[d]);
+    };
+    std::vector<Phase> found;
+    for (int64_t phase : axis.phases) {
+      const int64_t first = entry(-phase);
+      found.push_back(
+          {phase * src.stride[3 + d], first, std::max(first, entry(axis.source - phase))});
+    }
+    return found;
+  };
+  const auto of_z = phases_of(0), of_y = phases_of(1), of_x = phases_of(2);
+  auto zeros = [&](T* row, int64_t count) {
+    if (!has_zeros) zero_row(row, count);
+  };
   for (int64_t c = c0; c < c1; ++c)
-    for (int64_t pz : p.axes[0].phases)
-      for (int64_t py : p.axes[1].phases)
-        for (int64_t px : p.axes[2].phases) {
-          const T* channel = base + c * src.stride[2];
-          const int64_t sx = p.axes[2].stride;
-          // Entries [lo, hi) of a row lie inside the source.
-          auto inside = [&](int64_t bound) {
-            return std::clamp<int64_t>(ceil_div(bound - px, sx) - start[2], 0, lengths[2]);
-          };
-          const int64_t lo = inside(0), hi = std::max(lo, inside(p.axes[2].source));
-          for (int64_t z = 0; z < lengths[0]; ++z)
-            for (int64_t y = 0; y < lengths[1]; ++y) {
-              T* row = dst + p.row(z, y);
-              const int64_t uz = (z + start[0]) * p.axes[0].stride + pz;
-              const int64_t uy = (y + start[1]) * p.axes[1].stride + py;
-              if (uz < 0 || uz >= p.axes[0].source || uy < 0 || uy >= p.axes[1].source) {
-                zero_row(row, lengths[2]);
-                continue;
-              }
-              const int64_t ux = (lo + start[2]) * sx + px;
-              const T* from =
-                  channel + uz * src.stride[3] + uy * src.stride[4] + ux * src.stride[5];
-              zero_row(row, lo);
-              if (c + 1 < c1) fetch_row(from + src.stride[2], hi - lo, sx * src.stride[5]);
-              copy_row(row + lo, from, hi - lo, sx * src.stride[5], f);
-              zero_row(row + hi, lengths[2] - hi);
+    for (const auto& [shift_z, front, back] : of_z)
+      for (const auto& [shift_y, top, bottom] : of_y)
+        for (const auto& [shift_x, left, right] : of_x) {
+          const T* corner = base + c * src.stride[2] + start[0] * steps[0] + shift_z +
+                            (start[1] + top) * steps[1] + shift_y + (start[2] + left) * steps[2] +
+                            shift_x;
+          for (int64_t z = 0; z < lengths[0]; ++z) {
+            T* row = dst + p.row(z, 0);
+            if (z < front || z >= back) {
+              zeros(row, lengths[1] * p.lengths[2]);
+              continue;
             }
+            zeros(row, top * p.lengths[2]);
+            row += top * p.lengths[2];
+            const T* from = corner + z * steps[0];
+            for (int64_t y = top; y < bottom; ++y, row += p.lengths[2], from += steps[1]) {
+              zeros(row, left);
+              if (c + 1 < c1) fetch_row(from + src.stride[2], right - left, steps[2]);
+              copy_row(row + left, from, right - left, steps[2], f);
+              zeros(row + right, lengths[2] - right);
+            }
+            zeros(row, (lengths[1] - bottom) * p.lengths[2]);
+          }
           dst += p.plane;
         }
 }

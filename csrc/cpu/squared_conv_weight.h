@@ -10,10 +10,9 @@ void sum_of_products(const Context& context, Grid<T> out, Update update, Grid<co
   sum_over_units<T>(context, {out}, update, problem,
                     [&](BlockMaker<T>& maker, T*, const Block& block, int64_t begin, int64_t end,
                         T* const* totals) {
-                      for (int64_t n = begin, next; n < end; n = next) {
-                        next = std::min(end, n + maker.together());
-                        maker.make(totals[0], block, {n, next}, 0, true, f, g);
-                      }
+                      maker.each_unit(begin, end, [&](const auto& samples, int64_t v) {
+                        maker.make(totals[0], block, samples, v, true, f, g);
+                      });
                     });
 }
 

@@ -117,6 +117,7 @@ PullTile<T> pull_tile_for(int64_t rows, int64_t all) {
   if (all == 3) return &pull_tile<T, 3, Three>;
   if (all == 4) return &pull_tile<T, 4, Four>;
   if constexpr (kManyRegisters) {
+    if (rows == 4) return &pull_tile<T, 4, 3>;
     if (rows == 5) return &pull_tile<T, 5, 3>;
     if (rows == 6) return &pull_tile<T, 6, 3>;
     if (rows == 7) return &pull_tile<T, 7, 3>;

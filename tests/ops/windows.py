@@ -108,6 +108,7 @@ def random_case(seed: int) -> Case:
 CASES = [random_case(seed) for seed in range(48)]
 # Every number of channels up to past the register blocks, and lanes of every remainder.
 CHANNELS = [plain(a, b, 2, 1, 9) for a in (1, 2, 3, 4, 5, 7, 16) for b in (1, 2, 3, 4, 5, 6, 7, 16)]
+CHANNELS += [plain(c, c, 2, 1, 9) for c in (8, 9, 10, 11, 12, 13, 15, 17, 18)]
 LANES = [plain(3, 2, 2, lanes=lanes) for lanes in (*range(1, 36), 63, 64, 65, 127, 129, 300)]
 WINDOWS = [plain(3, 3, side, 3, 33) for side in range(1, 10)]
 TINY = Case(4, 2, (3,), (6,), (2,), (2,), (2,), (1,), 2, 2, 3)
