@@ -19,7 +19,7 @@ from lapkernels.kernels import compiled
 from lapkernels.ops._correlation import is_pointwise
 from lapkernels.ops._library import accumulate, check_out, register
 from lapkernels.ops._padding import fold_padding
-from lapkernels.ops.conv_input import CONV_INPUT, library_is_faster
+from lapkernels.ops.conv_input import CONV_INPUT
 from lapkernels.ops.geometry import (
     Geometry,
     channel_count,
@@ -146,21 +146,19 @@ def _library(
     activation: str,
     slope: float,
 ) -> Tensor | None:
-    # Of an input larger than the output ours also adds up the zeros around the output.
-    most = 12288 if m.shape[2:] == tuple(input_size) else 8192
-    if not library_is_faster(weight.shape, groups, most):
-        return None
-    # Looked up first: after the convolution nothing of the interpreter's is in the cache.
-    kernel = None if z is None else compiled("squared_derivative", m, z)
+    depthwise = weight.shape[0] == groups > 1 and weight.shape[1] == 1
     if is_pointwise(weight.shape[2:], stride, padding, groups):
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    else:
+    elif depthwise:
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = CONV_INPUT.reference(m, weight.square(), None, *taps)
+    else:
+        return None
     if z is None:
         return value
+    kernel = compiled("squared_derivative", m, z)
     if kernel is None:
         return value.mul_(derivative_squared(z, activation, slope))
     kernel(value, 0.0, 1.0, value, z, activation, slope)
