@@ -18,21 +18,20 @@ bool prefers_lanes(const Convolution<T>& c, const OutputPhase& phase) {
   return alone * vectors * kWidth<T> / rows < by_rows;
 }
 
-// sums[q][lane] += sum_j w[j][lane] * x[offset_j + q] for Q positions and R vectors.
+// sums[q][lane] += sum_j w[j][lane] * x[j * pitch + q] for Q positions and R vectors.
 template <class T, int R, int Q>
-[[gnu::noinline]] void spread_tile(const T* __restrict w, const T* __restrict x,
-                                   const int64_t* __restrict offsets, int64_t terms,
-                                   T* __restrict sums) {
+[[gnu::noinline]] void spread_tile(const T* __restrict w, const T* __restrict x, int64_t pitch,
+                                   int64_t terms, T* __restrict sums) {
   Reg<T> acc[Q][R] = {};
   int64_t j = 0;
   do {
-    const T* at = x + offsets[j];
     Reg<T> rows[R];
     for (int r = 0; r < R; ++r) rows[r] = load(w + (j * R + r) * kWidth<T>);
     for (int q = 0; q < Q; ++q) {
-      const Reg<T> value = broadcast(at[q]);
+      const Reg<T> value = broadcast(x[q]);
       for (int r = 0; r < R; ++r) acc[q][r] += value * rows[r];
     }
+    x += pitch;
   } while (++j < terms);
   for (int q = 0; q < Q; ++q)
     for (int r = 0; r < R; ++r) {
@@ -43,15 +42,14 @@ template <class T, int R, int Q>
 
 // spread_tile for a row of any number of positions, by tiles of nearly as many.
 template <class T, int R>
-void spread_row(const T* w, const T* x, const int64_t* offsets, int64_t terms, T* sums,
-                int64_t count) {
+void spread_row(const T* w, const T* x, int64_t pitch, int64_t terms, T* sums, int64_t count) {
   constexpr int kMost = kManyRegisters && R == 1 ? 12 : 6;
   static constexpr auto tiles = []<int... q>(std::integer_sequence<int, q...>) {
     return std::array{&spread_tile<T, R, q + 1>...};
   }(std::make_integer_sequence<int, kMost>{});
   for (int64_t left = ceil_div(count, kMost); left > 0; --left) {
     const int64_t some = ceil_div(count, left);
-    tiles[some - 1](w, x, offsets, terms, sums);
+    tiles[some - 1](w, x, pitch, terms, sums);
     x += some;
     sums += some * R * kWidth<T>;
     count -= some;
@@ -75,17 +73,10 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
   }
   const int64_t lanes = round_up(rows, kWidth<T>);
 
-  // Entry (row of taps, source, tap) of the terms.
   const auto taps = p.tap_offsets(c.taps.kernel);
-  const int64_t nx = p.axes[2].taps.size(), tap_rows = nx ? taps.size() / nx : 0;
-  const int64_t terms = taps.size() * sources;
-  std::vector<int64_t> offsets;
-  for (int64_t row = 0; row < tap_rows; ++row)
-    for (int64_t s = 0; s < sources; ++s)
-      for (int64_t x = 0; x < nx; ++x)
-        offsets.push_back(s * p.phases * p.plane + taps[row * nx + x].first);
+  const int64_t terms = taps.size() * sources, pitch = p.phases * p.plane;
 
-  // weights[stream][group][panel][term][lane]
+  // weights[stream][group][panel][tap][source][lane]
   const int64_t of_group = lanes * terms, of_stream = groups * of_group;
   Scratch<T> weights(c.streams.size() * of_stream, c.streams.size() * of_stream);
   auto pack = [&](int64_t stream, int64_t group, const Panel& panel, int64_t s, T* whole) {
@@ -100,7 +91,7 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
                  c.row_stride(), count, kx, {ky, kx * width, stride[4]});
     T* to = weights.data() + stream * of_stream + group * of_group + panel.first * terms;
     for (size_t i = 0; i < taps.size(); ++i) {
-      T* line = to + ((i / nx * sources + s) * nx + i % nx) * width;
+      T* line = to + (i * sources + s) * width;
       const T* tap = whole + taps[i].second * width;
       for (int64_t lane = 0; lane < width; lane += kWidth<T>) {
         const Reg<T> w = load(tap + lane);
@@ -119,22 +110,14 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
       pack(stream, group, panels[panel], s, whole.data());
   });
 
-  // Whether a tap of an axis reads the source at a position, and not the zeros beside it.
-  auto inside = [&](int d, int64_t tap, int64_t position) {
-    const Axis& axis = p.axes[d];
-    const Tap& t = axis.taps[tap];
-    const int64_t at = (position + t.offset + axis.first) * axis.stride + axis.phases[t.phase];
-    return at >= 0 && at < axis.source;
-  };
-  const int64_t slabs = p.slabs(), tap_columns = p.axes[1].taps.size();
+  const int64_t slabs = p.slabs();
   context.parallel_for(c.out().size[1] * groups * slabs, [&](int64_t task) {
     const int64_t slab = task % slabs, g = task / slabs % groups, n = task / slabs / groups;
-    const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx_out = p.count(2, slab);
-    const int64_t positions = p.positions(slab), filled = sources * p.phases * p.plane;
-    const int64_t pitch = round_up(positions, kWidth<T>);
+    const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
+    const int64_t positions = p.positions(slab), line = round_up(positions, kWidth<T>);
     const int64_t most = std::min<int64_t>(lanes, 4 * kWidth<T>);
-    Scratch<T> arrays(filled, filled), sums(positions * most, positions * most);
-    Scratch<T> turned(pitch * most, pitch * most);
+    Scratch<T> arrays(sources * pitch, sources * pitch), sums(positions * most, positions * most);
+    Scratch<T> turned(line * most, line * most);
     for (size_t k = 0; k < c.streams.size(); ++k) {
       const Result<T>& result = c.streams[k].result;
       fill_planes<T>(arrays.data(), p, slab, c.streams[k].m, 0, n, g * sources, (g + 1) * sources,
@@ -147,27 +130,27 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
                             : vectors == 2 ? &spread_row<T, 2>
                                            : &spread_row < T,
                    kManyRegisters ? 4 : 2 > ;
-        const int64_t block =
-            std::max<int64_t>(1, kBlockBytes / (width * sizeof(T)) / std::max<int64_t>(1, nx)) * nx;
-        for (int64_t row = 0; row < tap_rows; ++row)
-          for (int64_t term = row * sources * nx, end = term + sources * nx; term < end;
-               term += block)
-            for (int64_t z = 0; z < nz; ++z) {
-              if (!inside(0, row / tap_columns, p.begin(0, slab) + z)) continue;
-              for (int64_t y = 0; y < ny; ++y)
-                if (inside(1, row % tap_columns, p.begin(1, slab) + y))
-                  spread(packed + term * width, arrays.data() + p.row(z, y), offsets.data() + term,
-                         std::min(block, end - term), sums.data() + (z * ny + y) * nx_out * width,
-                         nx_out);
-            }
-        interleave(turned.data(), pitch, sums.data(), 1, width, positions, width);
-        const bool one = phase.step[1] == 1 && phase.step[2] == 1 && result.rows_are_one(nx_out);
+        const int64_t block = kBlockBytes / (width * sizeof(T));
+        for (size_t i = 0; i < taps.size(); ++i) {
+          const int64_t tx = p.axes[2].taps.size(), ty = p.axes[1].taps.size();
+          const auto [front, back] = p.inside(0, i / tx / ty, slab);
+          const auto [top, bottom] = p.inside(1, i / tx % ty, slab);
+          const auto [left, right] = p.inside(2, i % tx, slab);
+          for (int64_t s = 0; s < sources; s += block)
+            for (int64_t z = front; z < back; ++z)
+              for (int64_t y = top; y < bottom; ++y)
+                spread(packed + (i * sources + s) * width,
+                       arrays.data() + s * pitch + taps[i].first + p.row(z, y) + left, pitch,
+                       std::min(block, sources - s),
+                       sums.data() + ((z * ny + y) * nx + left) * width, right - left);
+        }
+        interleave(turned.data(), line, sums.data(), 1, width, positions, width);
+        const bool one = phase.step[1] == 1 && phase.step[2] == 1 && result.rows_are_one(nx);
         for (int64_t i = 0; i < std::min(width, rows - first); ++i)
           for (int64_t z = 0; z < nz; ++z)
             for (int64_t y = 0; y < (one ? 1 : ny); ++y)
               result.write(n, g * rows + first + i, phase.output(p, slab, z, y), phase.step[2],
-                           turned.data() + i * pitch + (z * ny + y) * nx_out,
-                           one ? ny * nx_out : nx_out);
+                           turned.data() + i * line + (z * ny + y) * nx, one ? ny * nx : nx);
       }
     }
   });

@@ -14,9 +14,9 @@ struct Run {
   std::array<int64_t, 5> columns;
 };
 
-// Positions that follow each other, from entry `at` of the arrays on.
+// Positions that follow each other, from `first` on, and from entry `at` of the arrays on.
 struct Line {
-  int64_t at, count;
+  int64_t first, at, count;
 };
 
 // Runs of a tile: what fits the registers, and few enough addresses.
@@ -33,19 +33,19 @@ template <class T, int R, int P, int K>
   Reg<T> acc[P][K][R] = {};
   auto line = lines.begin();
   do {
-    const T* at[P];
+    const T *at[P], *position = s + line->first * kLanes;
     for (int p = 0; p < P; ++p) at[p] = x + (line->at + runs[p].offset);
     int64_t t = 0;
     do {
       asm("" : "+r"(t));  // or GCC carries values from one position to the next, and spills
       Reg<T> rows[R];
-      for (int r = 0; r < R; ++r) rows[r] = load(s + r * kWidth<T>);
+      for (int r = 0; r < R; ++r) rows[r] = load(position + r * kWidth<T>);
       for (int p = 0; p < P; ++p)
         for (int k = 0; k < K; ++k) {
           const Reg<T> value = broadcast(at[p][t + k]);
           for (int r = 0; r < R; ++r) acc[p][k][r] += value * rows[r];
         }
-      s += kLanes;
+      position += kLanes;
     } while (++t < line->count);
   } while (++line != lines.end());
   for (int p = 0; p < P; ++p)
@@ -66,23 +66,56 @@ void lanes_tiles(const T* s, std::span<const Line> lines, const T* x, std::span<
     if (!runs.empty()) lanes_tiles<T, R, P / 2, K>(s, lines, x, runs, totals, pitch, accumulate);
 }
 
-// Runs of `length` columns in the order of the channels, whose arrays are `pitch` apart. Stretches
-// of consecutive offsets are cut into fives, threes and ones.
-inline std::vector<Run> runs_of(std::vector<std::pair<int64_t, int64_t>> taps, int64_t channels,
-                                int64_t pitch, int64_t length) {
+// Taps by runs of five columns, three and one.
+constexpr std::array kRunLengths{5, 3, 1};
+using Runs = std::array<std::vector<Run>, kRunLengths.size()>;
+
+// The runs of some taps, in the order of the channels, whose arrays are `pitch` apart.
+inline Runs runs_of(std::span<const std::pair<int64_t, int64_t>> some, int64_t kernel,
+                    int64_t channels, int64_t pitch) {
+  std::vector taps(some.begin(), some.end());
   std::sort(taps.begin(), taps.end());
-  const int64_t kernel = taps.size();
-  std::vector<Run> found;
+  Runs found;
   for (int64_t b = 0; b < channels; ++b)
-    for (int64_t i = 0, piece; i < kernel; i += piece) {
-      int64_t stretch = 1;
-      while (i + stretch < kernel && taps[i + stretch].first == taps[i].first + stretch) ++stretch;
+    for (size_t i = 0, piece; i < taps.size(); i += piece) {
+      size_t stretch = 1;
+      while (i + stretch < taps.size() &&
+             taps[i + stretch].first == taps[i].first + int64_t(stretch))
+        ++stretch;
       piece = stretch == 5 || stretch > 6 ? 5 : stretch > 2 ? 3 : 1;
-      if (piece != length) continue;
       Run run{b * pitch + taps[i].first, {}};
-      for (int64_t k = 0; k < piece; ++k) run.columns[k] = b * kernel + taps[i + k].second;
-      found.push_back(run);
+      for (size_t k = 0; k < piece; ++k) run.columns[k] = b * kernel + taps[i + k].second;
+      found[std::find(kRunLengths.begin(), kRunLengths.end(), piece) - kRunLengths.begin()]
+          .push_back(run);
     }
+  return found;
+}
+
+// Runs that leave out the same lines of positions: those of one row of taps, or all, if next to no
+// line would be left out.
+struct RunGroup {
+  Runs runs;
+  int64_t z = -1, y = -1;  // the taps of the axes, if it is one row
+};
+
+inline std::vector<RunGroup> group_runs(const Planes& p, const int64_t kernel[3],
+                                        int64_t channels) {
+  const auto taps = p.tap_offsets(kernel);
+  const int64_t tz = p.axes[0].taps.size(), ty = p.axes[1].taps.size();
+  const int64_t pitch = p.phases * p.plane, nx = p.axes[2].taps.size(), count = taps.size();
+  // Taps of an axis at positions where they read the source.
+  auto within = [&](int d) {
+    int64_t found = 0;
+    for (size_t tap = 0; tap < p.axes[d].taps.size(); ++tap)
+      for (int64_t slab = 0; slab < (d == p.outer ? p.slabs() : 1); ++slab)
+        found += p.inside(d, tap, slab).second - p.inside(d, tap, slab).first;
+    return double(found) / (p.axes[d].taps.size() * p.axes[d].positions);
+  };
+  if (within(0) * within(1) > 0.95) return {{runs_of(taps, count, channels, pitch)}};
+  std::vector<RunGroup> found;
+  for (int64_t row = 0; row < tz * ty; ++row)
+    found.push_back({runs_of(std::span(taps).subspan(row * nx, nx), count, channels, pitch),
+                     row / ty, row % ty});
   return found;
 }
 
@@ -103,11 +136,8 @@ class Lanes {
       : planes_(planes),
         channels_(channels),
         pitch_(round_up(rows, kWidth<T>)),
-        turned_(pitch_ * samples * planes.positions(0), pitch_ * samples * planes.positions(0)) {
-    const auto taps = planes.tap_offsets(kernel);
-    for (size_t i = 0; i < kLengths.size(); ++i)
-      runs_[i] = runs_of(taps, channels, planes.phases * planes.plane, kLengths[i]);
-  }
+        turned_(pitch_ * samples * planes.positions(0), pitch_ * samples * planes.positions(0)),
+        groups_(group_runs(planes, kernel, channels)) {}
 
   // Rows [a, a + rows) of sample n of `s`, with a function applied, as number `index` of `samples`.
   template <class F>
@@ -137,29 +167,42 @@ class Lanes {
   // are `step` apart for each of the samples.
   void multiply(const T* arrays, int64_t step, int64_t samples, int64_t rows, int64_t channels,
                 int64_t slab, T* sums, bool accumulate) {
-    lines_.clear();
-    for (int64_t n = 0; n < samples; ++n)
-      for (int64_t z = 0; z < planes_.count(0, slab); ++z)
-        for (int64_t y = 0; y < planes_.count(1, slab); ++y)
-          lines_.push_back({n * step + planes_.row(z, y), planes_.count(2, slab)});
-    each_panel(rows, samples * planes_.positions(slab),
-               [&](int64_t first, int64_t vectors, T* panel) {
-                 auto tiles = [&]<int R, size_t... i>(std::index_sequence<i...>) {
-                   (lanes_tiles<T, R, kRunsOfTile<R, kLengths[i]>, kLengths[i]>(
-                        panel, lines_, arrays, of_channels(runs_[i], channels), sums + first,
-                        pitch_, accumulate),
-                    ...);
-                 };
-                 constexpr auto all = std::make_index_sequence<kLengths.size()>{};
-                 if (vectors == 1) tiles.template operator()<1>(all);
-                 if (vectors == 2) tiles.template operator()<2>(all);
-                 if constexpr (kManyRegisters)
-                   if (vectors == 4) tiles.template operator()<4>(all);
-               });
+    for (const RunGroup& group : groups_) {
+      find_lines(group, step, samples, slab);
+      each_panel(rows, samples * planes_.positions(slab),
+                 [&](int64_t first, int64_t vectors, T* panel) {
+                   auto tiles = [&]<int R, size_t... i>(std::index_sequence<i...>) {
+                     (lanes_tiles<T, R, kRunsOfTile<R, kRunLengths[i]>, kRunLengths[i]>(
+                          panel, lines_, arrays, of_channels(group.runs[i], channels), sums + first,
+                          pitch_, accumulate),
+                      ...);
+                   };
+                   constexpr auto all = std::make_index_sequence<kRunLengths.size()>{};
+                   if (vectors == 1) tiles.template operator()<1>(all);
+                   if (vectors == 2) tiles.template operator()<2>(all);
+                   if constexpr (kManyRegisters)
+                     if (vectors == 4) tiles.template operator()<4>(all);
+                 });
+    }
   }
 
  private:
-  static constexpr std::array kLengths{5, 3, 1};
+  // The lines that a group reads: at least one, even if it has zeros alone.
+  void find_lines(const RunGroup& group, int64_t step, int64_t samples, int64_t slab) {
+    const int64_t nz = planes_.count(0, slab), ny = planes_.count(1, slab);
+    const int64_t nx = planes_.count(2, slab);
+    std::pair all_z{int64_t(0), nz}, all_y{int64_t(0), ny};
+    if (group.z >= 0) {
+      all_z = planes_.inside(0, group.z, slab);
+      all_y = planes_.inside(1, group.y, slab);
+    }
+    lines_.clear();
+    for (int64_t n = 0; n < samples; ++n)
+      for (int64_t z = all_z.first; z < all_z.second; ++z)
+        for (int64_t y = all_y.first; y < all_y.second; ++y)
+          lines_.push_back({((n * nz + z) * ny + y) * nx, n * step + planes_.row(z, y), nx});
+    if (lines_.empty()) lines_.push_back({0, 0, nx});
+  }
 
   // f(first row, vectors, panel): rows by four vectors, two or one.
   template <class F>
@@ -180,6 +223,6 @@ class Lanes {
   const Planes& planes_;
   int64_t channels_, pitch_;
   Scratch<T> turned_;
-  std::array<std::vector<Run>, kLengths.size()> runs_;
+  std::vector<RunGroup> groups_;
   std::vector<Line> lines_;
 };

@@ -110,6 +110,18 @@ struct Planes {
     for (int d = 0; d < 3; ++d) last = last * lengths[d] + count(d, index) - 1;
     return round_up(last + 1, kWidth<T>);
   }
+  // Positions [first, second) of slab `index` at which a tap of axis d reads the source, and not
+  // the zeros beside it.
+  std::pair<int64_t, int64_t> inside(int d, int64_t tap, int64_t index) const {
+    const Axis& axis = axes[d];
+    const Tap& t = axis.taps[tap];
+    auto position = [&](int64_t bound) {
+      const int64_t first = begin(d, index) + t.offset + axis.first;
+      return std::clamp<int64_t>(ceil_div(bound - axis.phases[t.phase], axis.stride) - first, 0,
+                                 count(d, index));
+    };
+    return {position(0), position(axis.source)};
+  }
   int64_t row(int64_t z, int64_t y) const { return (z * lengths[1] + y) * lengths[2]; }
 
   // Offsets of every tap from a channel's first array, with the tap's index in the kernel.

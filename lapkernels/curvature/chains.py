@@ -9,15 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
 
 from torch import Tensor
 
 from lapkernels.curvature.plan import Plan, once_per_plan
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.ops import ChainLayer, ChainSums, can_chain, layer_chain
-from lapkernels.ops.conv_input import library_is_faster
-from lapkernels.ops.squared_conv_weight import weight_by_library
+from lapkernels.ops.conv_weight import weight_by_library
 from lapkernels.rules import Rule
 from lapkernels.rules.affine import Convolution, Linear
 from lapkernels.rules.uses import RowsUse, WeightUse
@@ -163,10 +161,11 @@ def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
         return isinstance(use, RowsUse) and x[0] <= ROWS
     if not isinstance(rule, Convolution) or use.geometry != rule.geometry:
         return False
-    groups, positions = use.geometry.groups, prod(use.geometry.output_size(tuple(x[2:])))
-    return not (
-        library_is_faster(use.shape, groups, 8192)
-        or weight_by_library(use.shape[0] // groups, use.shape[1], positions)
+    geometry, size = use.geometry, tuple(x[2:])
+    rows, columns, *kernel = use.shape
+    positions = size if geometry.transposed else geometry.output_size(size)
+    return not weight_by_library(
+        (rows, *positions), columns * geometry.groups, tuple(kernel), geometry.groups
     )
 
 

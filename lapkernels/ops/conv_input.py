@@ -90,15 +90,15 @@ def _output_padding(
 
 
 @once_per_size
-def library_is_faster(weight: Sequence[int], groups: int, most: int = 2048) -> bool:
+def library_is_faster(weight: Sequence[int], groups: int) -> bool:
     """Where torch's convolution comes near the machine's peak: measured, not derived.
 
-    ``weight`` is the shape [A, B / groups, *k], ``most`` the entries of a group that are ours.
+    ``weight`` is the shape [A, B / groups, *k].
     """
     rows, columns, *kernel = weight[0] // groups, *weight[1:]
     if prod(kernel) == 1 or rows == columns == 1 < groups:
         return True
-    return min(rows, columns) > 8 and rows * columns * prod(kernel) >= most
+    return min(rows, columns) > 8 and rows * columns * prod(kernel) >= 2048
 
 
 def _reference(

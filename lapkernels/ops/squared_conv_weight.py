@@ -19,7 +19,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import register
-from lapkernels.ops.conv_weight import weight_gradient
+from lapkernels.ops.conv_weight import weight_by_library, weight_gradient
 from lapkernels.ops.geometry import Geometry, channels_first, check_rank, check_real
 
 
@@ -80,16 +80,10 @@ def _library(
         return torch.einsum("nat,nbt->ab", a, b).reshape(
             weight_shape(small, large, kernel_size, groups)
         )
-    rows, columns = small.shape[2] // groups, large.shape[2] // groups
-    if weight_by_library(rows, columns, small.shape[3:].numel()):
+    if weight_by_library(small.shape[2:], large.shape[2], kernel_size, groups):
         taps = (kernel_size, stride, padding, dilation, groups, square_small)
         return _reference(small, large, *taps)
     return None
-
-
-def weight_by_library(rows: int, columns: int, positions: int) -> bool:
-    """Where torch's convolution is faster: few rows of many channels on few positions; measured."""
-    return rows < 16 and columns >= 64 and positions <= 144
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

@@ -81,8 +81,10 @@ def test_where_chains_end() -> None:
             return z + self.b(z)
 
     assert lengths(Skip(), rows) == [1, 1]
-    # Torch's library serves many channels, tied weights have several uses.
-    assert lengths(nn.Sequential(*convs(3, 40, 40)), image) == [1]
+    assert lengths(nn.Sequential(*convs(3, 40, 40)), image) == [2]
+    # Torch's library serves kernels of one entry, tied weights have several uses.
+    pointwise = nn.Conv2d(4, 4, 1)
+    assert lengths(nn.Sequential(*convs(3, 4), nn.ReLU(), pointwise), image) == [1]
     tied = nn.Linear(5, 5)
     assert lengths(nn.Sequential(tied, nn.Tanh(), tied), rows) == []
 

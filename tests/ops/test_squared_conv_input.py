@@ -6,12 +6,50 @@ import pytest
 import torch
 
 from lapkernels.ops import ACTIVATIONS, squared_conv_input, squared_derivative
-from tests.ops.cases import FEW, Layer, draw, over
+from tests.ops.cases import FEW, Layer, draw, layer_of, over
 from tests.ops.compare import assert_same, assert_within
 from tests.ops.operations import OPERATIONS
 
 (PLAIN,) = [operation for operation in OPERATIONS if operation.name == "squared_conv_input"]
 SMOOTH = [activation for activation in ACTIVATIONS if activation != "identity"]
+
+# Of many channels vectors run along them.
+MANY_CHANNELS = [
+    layer_of("conv2d", 64, 9, 6, 6, n=3, kernel_size=3, padding=1),  # rows of taps beside the image
+    layer_of(
+        "conv2d", 100, 40, 7, 5, n=2, kernel_size=3
+    ),  # more inputs than outputs, blocks of taps
+    layer_of("conv2d", 66, 5, 20, 17, n=2, kernel_size=3, padding=1),  # several slabs of a sample
+    layer_of("conv2d", 130, 34, 9, 7, kernel_size=3, stride=2, padding=1, groups=2),
+    layer_of("conv2d", 64, 4, 5, 9, kernel_size=2, stride=3),  # phases that no tap reaches
+    layer_of("conv1d", 70, 6, 90, kernel_size=5, dilation=2, padding=4),
+    layer_of("conv3d", 64, 6, 3, 4, 5, kernel_size=(2, 3, 3), padding=1),
+    layer_of("conv_transpose2d", 65, 8, 6, 5, kernel_size=3, stride=2, padding=1),
+]
+
+
+@over(MANY_CHANNELS)
+@pytest.mark.usefixtures("cpp")
+def test_many_channels(layer: Layer, dtype: torch.dtype) -> None:
+    exact, random = draw(layer, dtype, integers=True), draw(layer, dtype)
+    assert_same(PLAIN.run(exact), PLAIN.brute(exact))
+    once = PLAIN.run(random)
+    assert_within(once, PLAIN.brute(random), PLAIN.tolerance(random, dtype))
+    assert_same(PLAIN.run(random, out=once.clone(), decay=2.0, scale=0.5), 2.5 * once)
+    base = (exact.m, exact.weight, layer.size, layer.geometry)
+    found = squared_conv_input(*base, z=exact.z, activation="relu")
+    assert_same(found, PLAIN.brute(exact) * (exact.z > 0))
+
+
+@over(MANY_CHANNELS)
+@pytest.mark.usefixtures("cpp", "threads")
+def test_threads_give_the_same_bits_with_many_channels(layer: Layer) -> None:
+    data, found = draw(layer, torch.float32), []
+    for count in (1, 2, 3, 5):
+        torch.set_num_threads(count)
+        found.append(PLAIN.run(data))
+    assert found[0].any()
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @over(FEW)

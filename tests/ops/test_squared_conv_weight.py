@@ -17,9 +17,11 @@ from tests.ops.cases import FEW, LAYERS, Layer, draw, layer_of, over
 from tests.ops.compare import assert_same, assert_within
 from tests.ops.operations import OPERATIONS
 
-# Layers of many channels are one matrix product over the positions of several samples.
+# Of many rows vectors run along them, and short samples go together.
 MANY_CHANNELS = [
-    layer_of("conv2d", 9, 18, 12, 10, n=12, kernel_size=3, padding=1),  # several chunks of samples
+    layer_of("conv2d", 9, 18, 12, 10, n=12, kernel_size=3, padding=1),  # two samples at a time
+    layer_of("conv2d", 5, 100, 6, 6, n=9, kernel_size=3, padding=1),  # panels of 4, 2 and 1 vectors
+    layer_of("conv2d", 3, 40, 11, 13, n=2, kernel_size=(5, 7)),  # runs of five, one and one
     layer_of("conv2d", 16, 33, 50, 44, n=2, kernel_size=3, padding=1),  # several slabs of a sample
     layer_of("conv2d", 18, 34, 9, 7, n=5, kernel_size=3, stride=2, padding=1, groups=2),
     layer_of("conv1d", 8, 16, 700, n=3, kernel_size=5, dilation=2),
