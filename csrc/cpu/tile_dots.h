@@ -30,9 +30,12 @@ class TileDots {
     const double vectors = double(tiles.down) * tiles.across / kWidth<T> + 1;
     const double lanes = round_up(rows, kGroup), slabs = tiles.slabs();
     const bool held = TileWindows<T, kTaps>::slots(channels, tiles) == slabs;
-    return lanes * channels * kPlanes * (1.2 * vectors + 5 * slabs) + lanes * vectors * 8 * P +
-           channels * vectors * 10 * kPlanes / (held ? reuse : 1) +
-           ceil_div(rows, kWidth<T>) * channels * 10 * kPlanes;
+    // Measured: vectors across lines of the cache, and few of them.
+    constexpr double kShifted = kVectorBytes == 64 ? 3.5 : 1;
+    return kShifted *
+           (lanes * channels * kPlanes * (1.2 * vectors + 5 * slabs) + lanes * vectors * 8 * P +
+            channels * vectors * 10 * kPlanes / (held ? reuse : 1) +
+            ceil_div(rows, kWidth<T>) * channels * 10 * kPlanes);
   }
 
   TileDots(const Correlation<T>& p, int64_t rows, int64_t channels)

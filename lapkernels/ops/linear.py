@@ -23,7 +23,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if can_run(x, read):
             graph = needs_graph(x, *read)
             return _Linear.apply(x, weight, bias) if graph else _run(x, weight, bias)  # pyright: ignore
-    return F.linear(x, weight, bias)
+    # Of strided sequences torch takes other products, with other last bits, for a gradient.
+    return F.linear(x.contiguous() if x.dim() > 2 else x, weight, bias)
 
 
 def linear_is_ours(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:

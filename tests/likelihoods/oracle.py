@@ -47,8 +47,9 @@ def factor(columns: Columns) -> Tensor:
 
 
 def gram(columns: Columns) -> Tensor:
-    """sum_v s sᵀ, [N, P, P]."""
+    """sum_v s sᵀ, [N, P, P]; summed in float32 at least."""
     s = factor(columns)
+    s = s.to(torch.promote_types(s.dtype, torch.float32))
     return s @ s.mT
 
 
