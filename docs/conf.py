@@ -42,7 +42,7 @@ CONTENTS = {
     ],
     "Look up": ["gallery", "coming_from", "laplace_torch", "compiled", "support", "ops", "api"],
     "Behind it": ["derivations", "kernels", "triton_kernels", "cuda_kernels"],
-    "Measured": ["measured/*", "measured/networks/*", "measured/recent/*"],
+    "Measured": ["measured/*", "measured/*/*"],
 }
 LISTED = {page for pages in CONTENTS.values() for page in pages}
 CONTENTS["More"] = sorted({page.stem for page in HERE.glob("*.md")} - LISTED - {"index", "gallery"})
