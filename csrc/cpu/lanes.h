@@ -119,11 +119,11 @@ inline std::vector<RunGroup> group_runs(const Planes& p, const int64_t kernel[3]
   return found;
 }
 
-// Instructions for a product with a vector of rows: alone it waits for the broadcasts.
+// Instructions for products with so many vectors of rows: fewer than four wait for the broadcasts.
 inline double lanes_cost(int64_t vectors) {
   const int64_t most = kManyRegisters ? 4 : 2, fours = vectors / most * most,
                 left = vectors - fours;
-  return fours + (left >= 2 ? 2.12 : 0) + (left % 2 ? 1.25 : 0);
+  return fours + (left >= 2 ? 2.4 : 0) + (left % 2 ? 1.25 : 0);
 }
 
 // The rows of a slab, of one sample or a few, in panels, and their products with the arrays of some
