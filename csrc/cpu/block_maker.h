@@ -8,31 +8,27 @@
 //   panels: windows are packed position by position, kPanel columns wide, and vectors run along
 //     the columns. For few positions.
 //   tiles: 3 x 3 and 5 x 5 kernels with fewer products, and vectors along the rows or the channels
-//     (tile_transform.h, tile_rows.h) or along the positions (tile_dots.h).
+//     (tile_transform.h), along the positions (tile_dots.h) or both along positions and windows
+//     (tile_lines.h).
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
 
 enum class Way { dots, lanes, panels, tiles };
 
-// How a block's values are laid out: entry (a, b, k) is at a * row + b * channel + k * tap.
-struct Layout {
+// A way to make a block, and how its values are laid out.
+struct Choice {
   Way way;
-  int64_t row, channel, tap;
+  Layout layout;
   double cost;        // instructions for one sample and column
   size_t tiling = 0;  // which of the tilings
-
-  // Values of a block with what lies between them, which is zero.
-  int64_t size(int64_t rows, int64_t channels) const {
-    return std::max(rows * row, channels * channel);
-  }
 };
 
 // What tiles there are for a kernel.
 template <class T>
 using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
-                             TileTransform<T, 3, 4>, TileDots<T, 3>, TileTransform<T, 5, 2>,
-                             TileDots<T, 5>, TileRows<T, 5>>;
+                             TileTransform<T, 3, 4>, TileTransform<T, 5, 2>, TileDots<T, 3>,
+                             TileLines<T, 3>, TileLines<T, 5>>;
 
 // f<index>() for each of them that applies.
 template <class T, class F>
@@ -61,7 +57,7 @@ Planes planes_of(const Correlation<T>& p, int64_t channels, Way way) {
 
 // The cheapest way for a block, by the instructions of products and of copies.
 template <class T>
-Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
+Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
   constexpr int64_t kPanelBytes = 256 << 10;
   // Copies of an entry, and what shifted vectors cost that lie across lines of the cache: measured.
   constexpr double kCopy = 0.3, kTurn = kVectorBytes == 64 ? 1.2 : 0.8;
@@ -71,27 +67,27 @@ Layout choose_layout(const Correlation<T>& p, int64_t rows, int64_t channels) {
   const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
   const Planes planes = planes_of(p, channels, Way::dots);
   const double flat = planes.slabs() * planes.flat, fill = kCopy * channels * planes.phases * flat;
-  Layout best{
-      Way::dots, panel_width, p.kernel, 1,
+  const Layout flat_taps{panel_width, p.kernel, 1, p.taps.kernel[2]};
+  Choice best{
+      Way::dots, flat_taps,
       kShifted * rows * width * (flat / kWidth<T> + 4.0) + kCopy * rows * flat + fill / reuse};
-  auto offer = [&](const Layout& layout) {
-    if (layout.cost < best.cost) best = layout;
+  auto offer = [&](const Choice& choice) {
+    if (choice.cost < best.cost) best = choice;
   };
   const Planes slabs = planes_of(p, channels, Way::lanes);
   const int64_t pitch = round_up(rows, kWidth<T>);
   if (pitch * slabs.positions(0) * sizeof(T) <= kTurnedBytes)
-    offer({Way::lanes, 1, p.kernel * pitch, pitch,
+    offer({Way::lanes,
+           {1, p.kernel * pitch, pitch, p.taps.kernel[2] * pitch},
            lanes_cost(pitch / kWidth<T>) * width * (p.positions + 4.0 * slabs.slabs()) +
                kTurn * rows * p.positions + fill / (slabs.slabs() > 1 ? 1 : reuse)});
   if (planes.slabs() == 1 && lanes * p.positions * sizeof(T) <= kPanelBytes)
-    offer({Way::panels, panel_width, p.kernel, 1,
+    offer({Way::panels, flat_taps,
            rows * lanes / kWidth<T> * (p.positions + 4.0) + 4.0 * lanes * p.positions / reuse});
   each_tiling(p, [&]<size_t index>() {
     using Tiles = std::variant_alternative_t<index, Tilings<T>>;
-    const bool inside = Tiles::rows_inside(rows, channels);
-    const int64_t pitch = Tiles::pitch(rows, channels), other = p.kernel * pitch;
-    offer({Way::tiles, inside ? 1 : other, inside ? other : 1, pitch,
-           Tiles::cost(p, rows, channels, reuse), index});
+    offer(
+        {Way::tiles, Tiles::layout(rows, channels), Tiles::cost(p, rows, channels, reuse), index});
   });
   return best;
 }
@@ -103,15 +99,15 @@ class BlockMaker {
   BlockMaker(const Correlation<T>& problem, int64_t rows, int64_t channels)
       : problem_(problem),
         block_rows_(rows),
-        layout_(choose_layout(problem, rows, channels)),
-        planes_(planes_of(problem, channels, layout_.way)) {
-    if (layout_.way == Way::tiles) {
+        choice_(choose_way(problem, rows, channels)),
+        planes_(planes_of(problem, channels, choice_.way)) {
+    if (choice_.way == Way::tiles) {
       each_tiling(problem, [&]<size_t index>() {
-        if (index == layout_.tiling) tiles_.template emplace<index>(problem, rows, channels);
+        if (index == choice_.tiling) tiles_.template emplace<index>(problem, rows, channels);
       });
       return;
     }
-    if (layout_.way == Way::lanes) {
+    if (choice_.way == Way::lanes) {
       if (planes_.slabs() == 1 && problem.columns == 1)
         together_ = std::clamp<int64_t>(kLanePositions / problem.positions, 1, problem.samples);
       arrays_.emplace(together_ * channels * planes_.phases * planes_.plane);
@@ -119,8 +115,8 @@ class BlockMaker {
       return;
     }
     arrays_.emplace(channels * planes_.phases * planes_.plane + planes_.flat);
-    if (layout_.way == Way::panels)
-      panels_.emplace(layout_.row * problem.positions);
+    if (choice_.way == Way::panels)
+      panels_.emplace(choice_.layout.row * problem.positions);
     else
       rows_.emplace(rows * planes_.flat);
     const auto taps = planes_.tap_offsets(problem.taps.kernel);
@@ -130,14 +126,16 @@ class BlockMaker {
         offsets_[b * problem.kernel + index] = b * planes_.phases * planes_.plane + offset;
   }
 
-  int64_t size(const Block& block) const { return layout_.size(block.rows(), block.channels()); }
+  int64_t size(const Block& block) const {
+    return choice_.layout.size(block.rows(), block.channels());
+  }
 
   // sink(at, pitch, g): the values of the block, an array of a few vectors at a time, of which the
   // i-th is at entry at + i * pitch of the layout. `values` is room for a block. Sinks are copied
   // and assigned.
   template <class Sink>
   void visit(T* values, const Block& block, int64_t n, int64_t v, Sink& sink) {
-    if (layout_.way != Way::tiles) {
+    if (choice_.way != Way::tiles) {
       make(values, block, {n, n + 1}, v, false);
       int64_t at = 0;
       auto pass = [&]<int C>() {
@@ -238,7 +236,7 @@ class BlockMaker {
     for (int64_t n = samples.first; n < samples.last; ++n)
       fill_planes<T>(arrays_->data() + (n - samples.first) * step(block), planes_, slab, large, v,
                      n, b, b + block.channels(), f, planes_.slabs() == 1);
-    if (layout_.way == Way::panels) pack(block.channels() * problem_.kernel);
+    if (choice_.way == Way::panels) pack(block.channels() * problem_.kernel);
   }
 
   // Entries of a sample's arrays. A single slab has its zeros always in the same places.
@@ -248,7 +246,7 @@ class BlockMaker {
 
   // Squares them, and nothing that an earlier slab has left beside them.
   void square_large(const Block& block, int64_t samples, int64_t slab) {
-    if (layout_.way == Way::panels) {
+    if (choice_.way == Way::panels) {
       const int64_t width = round_up(block.channels() * problem_.kernel, kPanel<T>);
       T* values = panels_->data();
       for (int64_t i = 0; i < width * problem_.positions; ++i) values[i] *= values[i];
@@ -268,12 +266,12 @@ class BlockMaker {
   void take_small(const Grid<const T>& s, const Block& block, const Samples& samples, int64_t v,
                   int64_t slab, F f) {
     const int64_t a = block.group * problem_.rows + block.a0, n = samples.first;
-    if (layout_.way == Way::lanes) {
+    if (choice_.way == Way::lanes) {
       for (int64_t i = 0; i < samples.count(); ++i)
         lanes_->take(s, v, n + i, a, block.rows(), slab, i, samples.count(), f);
       return;
     }
-    if (layout_.way != Way::panels) {
+    if (choice_.way != Way::panels) {
       fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, s, v, n, a, a + block.rows(),
                         f);
       row_ = {rows_->data(), planes_.flat, 1};
@@ -298,16 +296,16 @@ class BlockMaker {
   // values (+)= rows times windows, as they were taken.
   void multiply(T* values, const Block& block, int64_t samples, int64_t slab, bool accumulate) {
     const int64_t width = block.channels() * problem_.kernel;
-    if (layout_.way == Way::lanes)
+    if (choice_.way == Way::lanes)
       return lanes_->multiply(arrays_->data(), step(block), samples, block.rows(), block.channels(),
                               slab, values, accumulate);
-    if (layout_.way != Way::panels)
+    if (choice_.way != Way::panels)
       return dot_block<T>(row_.data, row_.pitch, block.rows(), arrays_->data(), offsets_.data(),
-                          width, planes_.extent<T>(slab), values, layout_.row, accumulate);
+                          width, planes_.extent<T>(slab), values, choice_.layout.row, accumulate);
     for (int64_t first = 0; first < width; first += kPanel<T>)
       product_rows<T>(row_.data, row_.pitch, row_.step, block.rows(),
                       panels_->data() + first * problem_.positions, width - first,
-                      problem_.positions, values + first, layout_.row, accumulate);
+                      problem_.positions, values + first, choice_.layout.row, accumulate);
   }
 
   struct Rows {
@@ -318,7 +316,7 @@ class BlockMaker {
   const Correlation<T>& problem_;
   int64_t block_rows_;
   int64_t together_ = 1;  // samples that are made at once: of one column only
-  Layout layout_;
+  Choice choice_;
   Planes planes_;
   std::vector<int64_t> offsets_;
   std::optional<Scratch<T>> arrays_, rows_, panels_;

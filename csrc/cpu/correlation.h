@@ -64,3 +64,22 @@ inline std::vector<Block> cut(int64_t groups, int64_t a, int64_t b, int64_t rows
         blocks.push_back({g, a0, std::min(a0 + rows, a), b0, std::min(b0 + channels, b)});
   return blocks;
 }
+
+// How a block's values are laid out: entry (a, b, k) is at a * row + b * channel + its tap's place,
+// which is `tap` further along the last axis of the kernel and `line` further from there.
+struct Layout {
+  int64_t row, channel, tap, line;
+
+  // Values of a block with what lies between them, which is zero.
+  int64_t size(int64_t rows, int64_t channels) const {
+    return std::max(rows * row, channels * channel);
+  }
+
+  // f(first, count, place): taps that are equally far apart, `count` from `first` on.
+  template <class F>
+  void each_run(const Taps& taps, F f) const {
+    const int64_t nx = taps.kernel[2], lines = taps.kernel[0] * taps.kernel[1];
+    if (line == nx * tap) return f(0, lines * nx, 0);
+    for (int64_t i = 0; i < lines; ++i) f(i * nx, nx, i * line);
+  }
+};

@@ -13,7 +13,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "tile_transform.h"
 #include "tile_windows.h"
 #include "tile_dots.h"
-#include "tile_rows.h"
+#include "tile_lines.h"
 #include "lanes.h"
 #include "block_maker.h"
 #include "jacobian_squared_sum.h"

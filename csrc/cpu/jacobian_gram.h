@@ -30,7 +30,7 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   constexpr int64_t kFew = 8, kStrip = 3;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
-  const Layout layout = choose_layout(p, part.rows, part.channels);
+  const Layout layout = choose_way(p, part.rows, part.channels).layout;
   GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
                             layout.size(part.rows, part.channels));
   context.parallel_for(p.samples * shares, [&](int64_t task) {

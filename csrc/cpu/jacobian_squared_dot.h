@@ -13,10 +13,17 @@ void gather_weight(T* to, const T* weight, const Correlation<T>& p, const Block&
   const T* from = weight + (block.group * p.rows + block.a0) * pitch + block.b0 * p.kernel;
   if (layout.row == 1) return interleave(to, layout.tap, from, 1, pitch, block.rows(), width);
   for (int64_t r = 0; r < block.rows(); ++r, to += layout.row, from += pitch)
-    if (layout.tap == 1)
+    if (layout.tap == 1 && layout.line == p.taps.kernel[2])
       std::copy(from, from + width, to);
     else
-      interleave(to, layout.tap, from, 1, p.kernel, block.channels(), p.kernel);
+      layout.each_run(p.taps, [&](int64_t first, int64_t count, int64_t place) {
+        if (layout.channel == 1)
+          return interleave(to + place, layout.tap, from + first, 1, p.kernel, block.channels(),
+                            count);
+        for (int64_t b = 0; b < block.channels(); ++b)
+          for (int64_t k = 0; k < count; ++k)
+            to[place + b * layout.channel + k * layout.tap] = from[b * p.kernel + first + k];
+      });
 }
 
 // The whole weight, block after block in the blocks' own layout: gathered once for all samples.
@@ -67,7 +74,8 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
   const int64_t sets = std::min(p.samples, 2 * context.threads);
   const int64_t runs = p.samples < 2 * context.threads ? std::min(p.columns, context.threads) : 1;
   std::vector<T> partial(units * shares, T(0));
-  const Layout layout = choose_layout(p, part.rows, part.channels);
+  const Choice choice = choose_way(p, part.rows, part.channels);
+  const Layout& layout = choice.layout;
   GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
                             layout.size(part.rows, part.channels));
   context.parallel_for(sets * runs * shares, [&](int64_t task) {
@@ -76,7 +84,7 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels);
-    Scratch<T> values(layout.way == Way::tiles ? 0 : layout.size(part.rows, part.channels));
+    Scratch<T> values(choice.way == Way::tiles ? 0 : layout.size(part.rows, part.channels));
     for (int64_t b = b0; b < b1; ++b)
       for (int64_t n = n0; n < n1; ++n)
         for (int64_t v = v0; v < v1; ++v) {

@@ -23,7 +23,7 @@ Partition partition(const Correlation<T>& p, int64_t most_values) {
   double least = std::numeric_limits<double>::infinity();
   auto offer = [&](int64_t rows, int64_t channels) {
     const double cost = ceil_div(p.rows, rows) * ceil_div(p.channels, channels) *
-                        choose_layout(p, rows, channels).cost;
+                        choose_way(p, rows, channels).cost;
     if (cost < least) {
       least = cost;
       best = {rows, channels, 1};
@@ -85,8 +85,10 @@ void update_weight(const Grid<T>& out, Update update, const Correlation<T>& p, c
       interleave(lines.data(), width, from, 1, layout.tap, width, rows);
     else
       for (int64_t r = 0; r < rows; ++r)
-        interleave(lines.data() + r * width, p.kernel, from + r * layout.row, layout.channel,
-                   layout.tap, p.kernel, block.channels());
+        layout.each_run(p.taps, [&](int64_t first, int64_t count, int64_t place) {
+          interleave(lines.data() + r * width + first, p.kernel, from + r * layout.row + place,
+                     layout.channel, layout.tap, count, block.channels());
+        });
     for (int64_t r = 0; r < rows; ++r) {
       const T* line = lines.data() + r * width;
       T* to = out.data + (block.group * p.rows + block.a0 + first + r) * out.stride[1] +
@@ -111,12 +113,13 @@ void sum_over_units(const Context& context, const Grid<T> (&outs)[kOuts], Update
   const int64_t units = p.samples * p.columns;
   const Partition part = partition_for_sums(p);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
-  const Layout layout = choose_layout(p, part.rows, part.channels);
+  const Choice choice = choose_way(p, part.rows, part.channels);
+  const Layout& layout = choice.layout;
   const int64_t size = layout.size(part.rows, part.channels), all = kOuts * size;
   Scratch<T> partial(part.runs > 1 ? part.runs * all * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
-    Scratch<T> own(part.runs > 1 ? 0 : all), values(layout.way == Way::tiles ? 0 : size);
+    Scratch<T> own(part.runs > 1 ? 0 : all), values(choice.way == Way::tiles ? 0 : size);
     T* total = part.runs > 1 ? partial.data() + task * all : own.data();
     T* totals[kOuts];
     for (size_t k = 0; k < kOuts; ++k) totals[k] = total + k * size;

@@ -6,18 +6,19 @@
 //   g_k = scale sum_p p^k (sum_j p^j s_j) w_p(x),
 // one product a point instead of one for each tap and position. The point at infinity takes the
 // last coefficient; w_p(x) are the coefficients of prod_{q != p} (z - q) applied to x, over their
-// value at z = p. Six points are 0, 1, -1, 2, -2 and infinity; five do without -2, four without 2
-// and -2. All constants but `scale` are exact in binary, and a multiple of 9 times
-// scale^2 = 1/9 is rounded to its ninth, so that integers stay exact.
+// value at z = p. Eight points are 0, 1, -1, 2, -2, 1/2, -1/2 and infinity; six do without 1/2 and
+// -1/2, five without -2 too, four without 2. All constants but `scale` = 1 / `divisor` are exact in
+// binary, and a multiple of 3, 9 or 45 times the rounded inverse is rounded to the quotient, so
+// that integers stay exact.
 
 template <class T, int kTaps, int kTile>
 struct PointTransform {
   using Vector = Reg<T>;
   static constexpr int points = kTaps + kTile - 1;
-  static constexpr int pairs = points / 2 - 1;  // of points 2^h and -2^h
+  static constexpr int pairs = points / 2 - 1;  // of points 1, 2 and 1/2, and their negatives
   static constexpr bool has_two = points == 5;  // without -2
-  static_assert(points >= 4 && points <= 6);
-  static constexpr T squared_scale = points == 4 ? T(1) : T(1) / T(9);
+  static_assert((points >= 4 && points <= 6) || points == 8);
+  static constexpr int divisor = points == 4 ? 1 : points == 8 ? 45 : 3;
 
   // out_p = sum_j p^j in_j
   static void positions(const Vector* in, Vector* out) {
@@ -68,6 +69,21 @@ struct PointTransform {
       out[2] = (in[2] - in[1]) * T(1.5) - odd * T(0.5);
       out[3] = odd * T(0.5);
       out[4] = (in[4] - in[2]) * T(3) - odd * T(6);
+    } else if constexpr (points == 8) {
+      const Vector even1 = in[4] * T(42.5) - (in[2] + in[6]) * T(10);
+      const Vector odd1 = in[3] * T(42.5) - (in[1] + in[5]) * T(10);
+      const Vector even2 = in[6] * T(0.5) - in[4] * T(0.625) + in[2] * T(0.125);
+      const Vector odd2 = in[5] - in[3] * T(1.25) + in[1] * T(0.25);
+      const Vector even3 = in[2] * T(128) - in[4] * T(160) + in[6] * T(32);
+      const Vector odd3 = in[1] * T(64) - in[3] * T(80) + in[5] * T(16);
+      out[0] = (in[0] - in[6]) * T(45) + (in[4] - in[2]) * T(236.25);
+      out[1] = even1 + odd1;
+      out[2] = even1 - odd1;
+      out[3] = even2 + odd2;
+      out[4] = even2 - odd2;
+      out[5] = even3 + odd3;
+      out[6] = even3 - odd3;
+      out[7] = (in[7] - in[1]) * T(45) + (in[3] - in[5]) * T(236.25);
     } else {
       const Vector even1 = in[2] * T(2) - in[4] * T(0.5), odd1 = in[1] * T(2) - in[3] * T(0.5);
       const Vector even2 = (in[4] - in[2]) * T(0.125), odd2 = (in[3] - in[1]) * T(0.25);
@@ -84,8 +100,9 @@ struct PointTransform {
   static void taps(const Vector* in, Vector* out) {
     for (int k = 0; k < kTaps; ++k) {
       out[k] = k % 2 == 0 ? in[1] + in[2] : in[1] - in[2];
-      if constexpr (pairs == 2)
-        out[k] += (k % 2 == 0 ? in[3] + in[4] : in[3] - in[4]) * power(1, k);
+      for (int h = 1; h < pairs; ++h)
+        out[k] += (k % 2 == 0 ? in[1 + 2 * h] + in[2 + 2 * h] : in[1 + 2 * h] - in[2 + 2 * h]) *
+                  power(h, k);
       if constexpr (has_two) out[k] += in[3] * power(1, k);
     }
     out[0] += in[0];
@@ -93,9 +110,17 @@ struct PointTransform {
   }
 
  private:
-  // (2^h)^j
-  static constexpr T power(int h, int j) { return T(1 << (h * j)); }
+  // The j-th power of pair h: of 1, 2 or 1/2.
+  static constexpr T power(int h, int j) {
+    return h == 0 ? T(1) : h == 1 ? T(1 << j) : T(1) / T(1 << j);
+  }
 };
+
+// Values [other][tap][inner], where the inner side is the rows or the channels.
+inline Layout tap_planes(bool rows_inside, int taps, int64_t pitch) {
+  const int64_t other = taps * taps * pitch;
+  return {rows_inside ? 1 : other, rows_inside ? other : 1, pitch, taps * pitch};
+}
 
 // The taps of a kernel in two dimensions from products at points^2 planes, `step` apart:
 // sink(at, pitch, g) of kTaps taps at a time, tap k of them at entry at + k * pitch.
@@ -114,7 +139,7 @@ template <class T, int kTaps, int kTile, class Sink>
   for (int y = 0; y < kTaps; ++y) {
     Reg<T> out[kTaps];
     Points::taps(half[y], out);
-    for (int x = 0; x < kTaps; ++x) out[x] *= Points::squared_scale;
+    for (int x = 0; x < kTaps; ++x) out[x] *= T(1) / T(Points::divisor * Points::divisor);
     sink(at + y * kTaps * pitch, pitch, out);
   }
 }

@@ -49,6 +49,51 @@ struct Quarter<double> {
   typedef double Reg __attribute__((vector_size(16)));
 };
 
+// A vector's parts of 16 bytes, and the entries of one.
+constexpr int kParts = kVectorBytes / 16;
+template <class T>
+constexpr int kPart = 16 / sizeof(T);
+
+// The same entries in all parts. GCC has no other way to these instructions than their names.
+template <class T>
+inline Reg<T> repeat(const T* p) {
+  typedef T Part __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));
+  Reg<T> all;
+  if constexpr (kVectorBytes == 64)
+    asm("vbroadcastf32x4 %1, %0" : "=v"(all) : "m"(*reinterpret_cast<const Part*>(p)));
+  else if constexpr (kVectorBytes == 32)
+    asm("vbroadcastf128 %1, %0" : "=x"(all) : "m"(*reinterpret_cast<const Part*>(p)));
+  else
+    all = load(p);
+  return all;
+}
+
+// Sums of each part of kPart vectors: entry i of a part is the sum of that part of vector i.
+template <class T>
+inline Reg<T> sum_parts(const Reg<T>* v) {
+  auto pick = [&]<int... first>(Reg<T> a, Reg<T> b, std::integer_sequence<int, first...>) {
+    return [&]<int... i>(std::integer_sequence<int, i...>) {
+      constexpr int from[] = {first...};
+      return __builtin_shufflevector(a, b,
+                                     (i / kPart<T> * kPart<T> + from[i % kPart<T>] % kPart<T> +
+                                      from[i % kPart<T>] / kPart<T> * kWidth<T>)...);
+    }(std::make_integer_sequence<int, kWidth<T>>{});
+  };
+  if constexpr (kPart<T> == 2) {
+    using Low = std::integer_sequence<int, 0, 2>;
+    using High = std::integer_sequence<int, 1, 3>;
+    return pick(v[0], v[1], Low{}) + pick(v[0], v[1], High{});
+  } else {
+    using Low = std::integer_sequence<int, 0, 4, 1, 5>;
+    using High = std::integer_sequence<int, 2, 6, 3, 7>;
+    const Reg<T> a = pick(v[0], v[1], Low{}) + pick(v[0], v[1], High{});
+    const Reg<T> b = pick(v[2], v[3], Low{}) + pick(v[2], v[3], High{});
+    using Left = std::integer_sequence<int, 0, 1, 4, 5>;
+    using Right = std::integer_sequence<int, 2, 3, 6, 7>;
+    return pick(a, b, Left{}) + pick(a, b, Right{});
+  }
+}
+
 template <class T>
 inline typename Quarter<T>::Reg fold(Reg<T> v) {
   typename Quarter<T>::Reg parts[kVectorBytes / 16];

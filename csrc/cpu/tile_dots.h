@@ -18,10 +18,13 @@ class TileDots {
     return TileTransform<T, kTaps, kTile>::applies(p);
   }
 
-  static bool rows_inside(int64_t, int64_t) { return true; }
   // Entries from tap to tap.
   static int64_t pitch(int64_t rows, int64_t) {
     return round_up(rows, std::max<int64_t>(kWidth<T>, kGroup));
+  }
+
+  static Layout layout(int64_t rows, int64_t channels) {
+    return tap_planes(true, kTaps, pitch(rows, channels));
   }
 
   // Instructions for a block of one sample and column, of `reuse` that share their windows.

@@ -43,6 +43,10 @@ class TileTransform {
     return round_up(rows_inside(rows, channels) ? rows : channels, kWidth<T>);
   }
 
+  static Layout layout(int64_t rows, int64_t channels) {
+    return tap_planes(rows_inside(rows, channels), kTaps, pitch(rows, channels));
+  }
+
   // Instructions for a block of one sample and column, of `reuse` that share their windows.
   static double cost(const Correlation<T>& p, int64_t rows, int64_t channels, double reuse) {
     const bool inside = rows_inside(rows, channels);

@@ -154,6 +154,63 @@ void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const
   run(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate);
 }
 
+// Columns of a panel whose vectors hold kPart positions of kParts columns each, and its vectors.
+constexpr int kPartVectors = 4, kPartColumns = kPartVectors * kParts;
+
+// Lines of positions in parts: how many parts, how many lines, and how far apart they are.
+struct PartLines {
+  int64_t parts, count, pitch;
+};
+
+// Cache lines to ask for, for the second-level cache, one with each part.
+template <class T>
+struct Ahead {
+  const T* at;
+  int64_t step;
+};
+
+// c[r * c_pitch + j] (+)= sum_q s[r * kPitch + q] * x[q][j] on R rows and the columns j of a panel,
+// with parts of s repeated.
+template <class T, int R, int kPitch>
+[[gnu::always_inline]] inline void part_tile(const T* __restrict s, PartLines lines,
+                                             const T* __restrict x, T* __restrict c,
+                                             int64_t c_pitch, bool accumulate, Ahead<T> ahead) {
+  constexpr int C = kPartVectors;
+  Reg<T> acc[R][C] = {};
+  do {
+    const T *at = s, *const end = s + lines.parts * kPart<T>;
+    do {
+      Reg<T> columns[C];
+      for (int v = 0; v < C; ++v) columns[v] = load(x + v * kWidth<T>);
+      for (int r = 0; r < R; ++r) {
+        const Reg<T> row = repeat(at + r * kPitch);
+        for (int v = 0; v < C; ++v) acc[r][v] += row * columns[v];
+      }
+      x += C * kWidth<T>;
+      __builtin_prefetch(ahead.at, 0, 1);
+      ahead.at += ahead.step;
+    } while ((at += kPart<T>) < end);
+    s += lines.pitch;
+  } while (--lines.count > 0);
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < C; v += kPart<T>) {
+      T* at = c + r * c_pitch + v / kPart<T> * kWidth<T>;
+      const Reg<T> sums = sum_parts<T>(&acc[r][v]);
+      store(at, accumulate ? load(at) + sums : sums);
+    }
+}
+
+// part_tile for any number of rows, by R at a time first; the first of them look ahead.
+template <class T, int R, int kPitch>
+[[gnu::noinline]] void part_rows(const T* s, int64_t rows, PartLines lines, const T* x, T* c,
+                                 int64_t c_pitch, bool accumulate, Ahead<T> ahead) {
+  for (; rows >= R; rows -= R, s += R * kPitch, c += R * c_pitch, ahead.step = 0)
+    part_tile<T, R, kPitch>(s, lines, x, c, c_pitch, accumulate, ahead);
+  if constexpr (R > 1)
+    if (rows > 0)
+      part_rows<T, R <= 4 ? R - 1 : 4, kPitch>(s, rows, lines, x, c, c_pitch, accumulate, ahead);
+}
+
 // tile[r * kPanel + j] += sum_k a[at[k] + r] * b[at[k] + j] on R rows and C vectors.
 template <class T, int R, int C>
 inline void indexed_tile(const T* __restrict a, const T* __restrict b, const int64_t* __restrict at,
