@@ -7,9 +7,8 @@
 //     For many rows.
 //   panels: windows are packed position by position, kPanel columns wide, and vectors run along
 //     the columns. For few positions.
-//   tiles: 3 x 3 and 5 x 5 kernels with fewer products, and vectors along the rows or the channels
-//     (tile_transform.h), along the positions (tile_dots.h) or both along positions and windows
-//     (tile_lines.h).
+//   tiles: 3 x 3 and 5 x 5 kernels with fewer products, in both dimensions (tile_transform.h, for
+//     many channels) or along one (tile_lines.h).
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
@@ -26,9 +25,10 @@ struct Choice {
 
 // What tiles there are for a kernel.
 template <class T>
-using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
-                             TileTransform<T, 3, 4>, TileTransform<T, 5, 2>, TileDots<T, 3>,
-                             TileLines<T, 3>, TileLines<T, 5>>;
+using Tilings =
+    std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
+                 TileTransform<T, 3, 4>, TileLines<T, 3, LineParts>, TileLines<T, 5, LineParts>,
+                 TileLines<T, 3, LineChannels>, TileLines<T, 5, LineChannels>>;
 
 // f<index>() for each of them that applies.
 template <class T, class F>

@@ -29,7 +29,7 @@ Partition partition(const Correlation<T>& p, int64_t most_values) {
       best = {rows, channels, 1};
     }
   };
-  const int64_t unit = has_tiling(p) ? kPanel<T> : 1;
+  const int64_t unit = has_tiling(p) ? kWidth<T> : 1;
   for (int64_t cuts = 1, wide = 0; wide != std::min(unit, p.channels); cuts += ceil_div(cuts, 4)) {
     wide = std::min(round_up(ceil_div(p.channels, cuts), unit), p.channels);
     const int64_t tall =
@@ -45,11 +45,15 @@ Partition partition(const Correlation<T>& p, int64_t most_values) {
 // with a copy of its own.
 template <class T>
 Partition partition_for_sums(const Correlation<T>& p) {
-  constexpr int64_t kTasks = 8;
   const int64_t weight = p.taps.groups * p.rows * p.channels * p.kernel;
-  const int64_t runs = weight <= kBlockValues ? std::min(kTasks, p.samples * p.columns) : 1;
-  const int64_t least = weight <= kBlockValues ? 256 : kLeastValues;
-  const int64_t share = weight <= kBlockValues ? weight * runs / kTasks : weight / 4;
+  const bool small = weight <= kBlockValues;
+  const int64_t tasks = small ? 8 : 4;
+  const int64_t runs = std::min<int64_t>(small                        ? tasks
+                                         : weight <= 4 * kBlockValues ? 2
+                                                                      : 1,
+                                         p.samples * p.columns);
+  const int64_t least = small ? 256 : kLeastValues;
+  const int64_t share = weight * runs / tasks;
   // Tiles hold no values beside the sums.
   const int64_t most = has_tiling(p) ? 2 * kBlockValues : kBlockValues;
   Partition part = partition(p, std::clamp(share, least, most));

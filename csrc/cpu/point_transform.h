@@ -36,25 +36,6 @@ struct PointTransform {
     }
   }
 
-  // The same of two vectors in memory, for one point: without a constant, and with one register, as
-  // the sums need the others. At the point -2 it is the negative, as only `first` can be subtracted
-  // from memory.
-  template <int p>
-  static Vector position(const T* first, const T* second) {
-    if constexpr (p == 0) return load(first);
-    const Vector odd = load(second);
-    if constexpr (p == points - 1) return odd;
-    if constexpr (p <= 2) return p == 1 ? load(first) + odd : load(first) - odd;
-    return p == 3 ? (odd + odd) + load(first) : (odd + odd) - load(first);
-  }
-
-  // sum + window times what position() stands for
-  template <int p>
-  static Vector add_product(Vector sum, Vector position, Vector window) {
-    constexpr bool negative = p == 4 && p != points - 1;
-    return negative ? sum - position * window : sum + position * window;
-  }
-
   // out_p = w_p(in) / scale
   static void windows(const Vector* in, Vector* out) {
     if constexpr (points == 4) {

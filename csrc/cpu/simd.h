@@ -157,6 +157,7 @@ class Scratch {
     std::fill(data_ + overwritten, storage_.get() + count + 2 * kSlack, T(0));
   }
   T* data() { return data_; }
+  const T* data() const { return data_; }
 
  private:
   static constexpr int64_t kSlack = 4 * 64 / sizeof(T);

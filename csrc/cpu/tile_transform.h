@@ -1,10 +1,9 @@
-// Per-sample weight gradients of 3 x 3 and 5 x 5 convolutions with fewer products.
+// Per-sample weight gradients of 3 x 3 convolutions from many channels with fewer products.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
 // point_transform.h in both dimensions. Sums over positions are taken on the products, so they are
-// points^2 matrix products over tiles of positions: a tile of 2 x 2 takes 16 products instead of 36
-// for 3 x 3 taps and 36 instead of 100 for 5 x 5, one of 3 x 3 takes 25 instead of 81, one of 4 x 4
-// 36 instead of 144.
+// points^2 matrix products over tiles of positions: a tile of 2 x 2 takes 16 products instead of
+// 36, one of 3 x 3 takes 25 instead of 81, one of 4 x 4 36 instead of 144.
 //
 // Vectors run along the block's rows or along its channels, whichever fills them better (the inner
 // side), a panel of them at a time; the other side is broadcast, a pack of it at a time. Products
@@ -55,7 +54,11 @@ class TileTransform {
     const double channel_vectors = ceil_div(channels, kWidth<T>);
     const double pairs = inside ? row_vectors * channels : channel_vectors * rows;
     const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
-    return pairs * (kPlanes * (tiles + 2) + recovery) +
+    // Measured: what it takes to store products, and to add to them after the first slab.
+    const double slabs = ceil_div(tiles_down(p), slab_of(p, inside ? channels : rows));
+    const double stored = (kVectorBytes == 64 ? 4 : 2) * (slabs > 1 ? 3 * slabs : 1);
+    const double narrow = (inside ? channels : rows) % kRows == 0 ? 1 : 1.2;
+    return pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
            tiles * row_vectors * (4 * kPlanes + 3 * kTile * kTile * kWidth<T>)+tiles *
                channel_vectors * (7 * kPlanes + 3 * kTile * kTile * kWidth<T>) / reuse;
   }
@@ -66,8 +69,7 @@ class TileTransform {
         others_(inside_ ? channels : rows),
         across_(tiles_across(p)),
         down_(tiles_down(p)),
-        slab_(std::clamp<int64_t>(
-            kSlabBytes / (kPlanes * across_ * (kPanel<T> + others_) * sizeof(T)), 1, down_)),
+        slab_(slab_of(p, others_)),
         windows_(p, inside_ ? channels : kPanel<T>, inside_ ? kPack : 0, across_, down_, slab_,
                  slots(inside_ ? channels : inner_)),
         positions_(p, inside_ ? kPanel<T> : rows, inside_ ? 0 : kPack, across_, down_, slab_, 1),
@@ -115,6 +117,11 @@ class TileTransform {
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
   int64_t plane(int64_t lanes) const { return windows_.plane_size(lanes); }
+  // Rows of tiles that are held at a time.
+  static int64_t slab_of(const Correlation<T>& p, int64_t others) {
+    const int64_t row = kPlanes * tiles_across(p) * (kPanel<T> + others) * sizeof(T);
+    return std::clamp<int64_t>(kSlabBytes / row, 1, tiles_down(p));
+  }
 
   // A single vector left over goes with the last panel.
   static int64_t panels(int64_t inner) {

@@ -154,44 +154,101 @@ void product_rows(const T* a, int64_t a_row, int64_t a_step, int64_t rows, const
   run(a, a_row, a_step, rows, b, count, c, c_pitch, accumulate);
 }
 
+// Steps of a sum over lines: how many on a line, how many lines, and how far apart these are in
+// either operand.
+struct LineSteps {
+  int64_t steps, lines, s_pitch, x_pitch;
+};
+
+// Memory to ask for, for the second-level cache, a line with each step.
+template <class T>
+struct Ahead {
+  const T *at, *end;
+  int64_t step;
+
+  // After so many steps.
+  void advance(const LineSteps& all) {
+    at += step * all.steps * all.lines;
+    if (at >= end) step = 0;
+  }
+};
+
+// c[r * c_pitch + j] (+)= sum over steps of s[r * kPitch + step] * x[step * x_step + j] on R rows
+// and C vectors.
+template <class T, int R, int C, int kPitch>
+[[gnu::always_inline]] inline void line_tile(const T* __restrict s, const T* __restrict x,
+                                             int64_t x_step, LineSteps all, T* __restrict c,
+                                             int64_t c_pitch, bool accumulate, Ahead<T> ahead) {
+  Reg<T> acc[R][C] = {};
+  do {
+    const T *at = s, *const end = s + all.steps, *columns = x;
+    do {
+      Reg<T> column[C];
+      for (int v = 0; v < C; ++v) column[v] = load(columns + v * kWidth<T>);
+#pragma GCC unroll 32
+      for (int r = 0; r < R; ++r) {
+        const Reg<T> row = broadcast(at[r * kPitch]);
+        for (int v = 0; v < C; ++v) acc[r][v] += row * column[v];
+      }
+      columns += x_step;
+      __builtin_prefetch(ahead.at, 0, 1);
+      ahead.at += ahead.step;
+    } while (++at < end);
+    s += all.s_pitch;
+    x += all.x_pitch;
+  } while (--all.lines > 0);
+#pragma GCC unroll 32
+  for (int r = 0; r < R; ++r)
+    for (int v = 0; v < C; ++v) {
+      T* at = c + r * c_pitch + v * kWidth<T>;
+      store(at, accumulate ? load(at) + acc[r][v] : acc[r][v]);
+    }
+}
+
+// line_tile for any number of rows, by R at a time first, which look ahead.
+template <class T, int R, int C, int kPitch>
+[[gnu::noinline]] void line_rows(const T* s, int64_t rows, const T* x, int64_t x_step,
+                                 LineSteps all, T* c, int64_t c_pitch, bool accumulate,
+                                 Ahead<T> ahead) {
+  for (; rows >= R; rows -= R, s += R * kPitch, c += R * c_pitch, ahead.step = 0)
+    line_tile<T, R, C, kPitch>(s, x, x_step, all, c, c_pitch, accumulate, ahead);
+  if constexpr (R > 1)
+    if (rows > 0)
+      line_rows<T,
+                (R > 16  ? 16
+                 : R > 8 ? 8
+                 : R > 4 ? 4
+                         : R - 1),
+                C, kPitch>(s, rows, x, x_step, all, c, c_pitch, accumulate, ahead);
+}
+
 // Columns of a panel whose vectors hold kPart positions of kParts columns each, and its vectors.
 constexpr int kPartVectors = 4, kPartColumns = kPartVectors * kParts;
 
-// Lines of positions in parts: how many parts, how many lines, and how far apart they are.
-struct PartLines {
-  int64_t parts, count, pitch;
-};
-
-// Cache lines to ask for, for the second-level cache, one with each part.
-template <class T>
-struct Ahead {
-  const T* at;
-  int64_t step;
-};
-
-// c[r * c_pitch + j] (+)= sum_q s[r * kPitch + q] * x[q][j] on R rows and the columns j of a panel,
-// with parts of s repeated.
+// c[r * c_pitch + j] (+)= sum over positions of s[r * kPitch + position] * x[position][j] on R rows
+// and the columns j of a panel, by steps of kPart positions, which are repeated.
 template <class T, int R, int kPitch>
-[[gnu::always_inline]] inline void part_tile(const T* __restrict s, PartLines lines,
-                                             const T* __restrict x, T* __restrict c,
-                                             int64_t c_pitch, bool accumulate, Ahead<T> ahead) {
+[[gnu::always_inline]] inline void part_tile(const T* __restrict s, const T* __restrict x,
+                                             LineSteps all, T* __restrict c, int64_t c_pitch,
+                                             bool accumulate, Ahead<T> ahead) {
   constexpr int C = kPartVectors;
   Reg<T> acc[R][C] = {};
   do {
-    const T *at = s, *const end = s + lines.parts * kPart<T>;
+    const T *at = s, *const end = s + all.steps * kPart<T>, *columns = x;
     do {
-      Reg<T> columns[C];
-      for (int v = 0; v < C; ++v) columns[v] = load(x + v * kWidth<T>);
+      Reg<T> column[C];
+      for (int v = 0; v < C; ++v) column[v] = load(columns + v * kWidth<T>);
       for (int r = 0; r < R; ++r) {
         const Reg<T> row = repeat(at + r * kPitch);
-        for (int v = 0; v < C; ++v) acc[r][v] += row * columns[v];
+        for (int v = 0; v < C; ++v) acc[r][v] += row * column[v];
       }
-      x += C * kWidth<T>;
+      columns += C * kWidth<T>;
       __builtin_prefetch(ahead.at, 0, 1);
       ahead.at += ahead.step;
     } while ((at += kPart<T>) < end);
-    s += lines.pitch;
-  } while (--lines.count > 0);
+    s += all.s_pitch;
+    x += all.x_pitch;
+  } while (--all.lines > 0);
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < C; v += kPart<T>) {
       T* at = c + r * c_pitch + v / kPart<T> * kWidth<T>;
@@ -200,15 +257,15 @@ template <class T, int R, int kPitch>
     }
 }
 
-// part_tile for any number of rows, by R at a time first; the first of them look ahead.
+// part_tile for any number of rows, by R at a time first, which look ahead.
 template <class T, int R, int kPitch>
-[[gnu::noinline]] void part_rows(const T* s, int64_t rows, PartLines lines, const T* x, T* c,
+[[gnu::noinline]] void part_rows(const T* s, int64_t rows, const T* x, LineSteps all, T* c,
                                  int64_t c_pitch, bool accumulate, Ahead<T> ahead) {
   for (; rows >= R; rows -= R, s += R * kPitch, c += R * c_pitch, ahead.step = 0)
-    part_tile<T, R, kPitch>(s, lines, x, c, c_pitch, accumulate, ahead);
+    part_tile<T, R, kPitch>(s, x, all, c, c_pitch, accumulate, ahead);
   if constexpr (R > 1)
     if (rows > 0)
-      part_rows<T, R <= 4 ? R - 1 : 4, kPitch>(s, rows, lines, x, c, c_pitch, accumulate, ahead);
+      part_rows<T, R <= 4 ? R - 1 : 4, kPitch>(s, rows, x, all, c, c_pitch, accumulate, ahead);
 }
 
 // tile[r * kPanel + j] += sum_k a[at[k] + r] * b[at[k] + j] on R rows and C vectors.
