@@ -56,11 +56,13 @@ class TileTransform {
     const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
     // Measured: what it takes to store products, and to add to them after the first slab.
     const double slabs = ceil_div(tiles_down(p), slab_of(p, inside ? channels : rows));
-    const double stored = (kVectorBytes == 64 ? 4 : 2) * (slabs > 1 ? 3 * slabs : 1);
+    constexpr double kStored = kVectorBytes == 64 ? 4 : 2, kAdded = kVectorBytes == 64 ? 32 : 6;
+    const double stored = slabs > 1 ? kAdded * slabs : kStored;
     const double narrow = (inside ? channels : rows) % kRows == 0 ? 1 : 1.2;
+    const double turned = 1.5 * kTile * kTile * kWidth<T>;
     return pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
-           tiles * row_vectors * (4 * kPlanes + 3 * kTile * kTile * kWidth<T>)+tiles *
-               channel_vectors * (7 * kPlanes + 3 * kTile * kTile * kWidth<T>) / reuse;
+           tiles * (row_vectors * (4 * kPlanes + turned) +
+                    channel_vectors * (7 * kPlanes + turned) / reuse);
   }
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)
