@@ -40,22 +40,27 @@ Level level() {
 #endif
 }
 
+// Whether vectors of 32 bytes are filled by more than half, and those of 64 by no more.
+[[maybe_unused]] bool halves(int64_t lanes, int64_t size) {
+  return lanes * size > 16 && lanes * size <= 32;
+}
+
 }  // namespace
 
 template <>
-const Kernels<float>& kernels<float>() {
+const Kernels<float>& kernels<float>(int64_t lanes) {
 #if defined(__x86_64__)
-  if (level() == Level::avx512) return avx512::float_table();
-  if (level() == Level::avx2) return avx2::float_table();
+  if (level() == Level::avx512 && !halves(lanes, sizeof(float))) return avx512::float_table();
+  if (level() != Level::baseline) return avx2::float_table();
 #endif
   return baseline::float_table();
 }
 
 template <>
-const Kernels<double>& kernels<double>() {
+const Kernels<double>& kernels<double>(int64_t lanes) {
 #if defined(__x86_64__)
-  if (level() == Level::avx512) return avx512::double_table();
-  if (level() == Level::avx2) return avx2::double_table();
+  if (level() == Level::avx512 && !halves(lanes, sizeof(double))) return avx512::double_table();
+  if (level() != Level::baseline) return avx2::double_table();
 #endif
   return baseline::double_table();
 }

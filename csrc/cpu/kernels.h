@@ -1,7 +1,9 @@
 // The torch-free face of the CPU kernels.
 //
 // Every kernel is compiled once for each instruction set (isa_*.cpp) into a table of functions;
-// `kernels<T>()` gives the table of the best set this machine has.
+// `kernels<T>()` gives the table of the best set this machine has. Work that fills `lanes` lanes of
+// a vector is better served by shorter ones if half of the longest would stay empty, but not a
+// quarter of the next.
 #pragma once
 
 #include <functional>
@@ -23,6 +25,6 @@ template <class T>
 using Kernels = KernelTable<T, Context>;
 
 template <class T>
-const Kernels<T>& kernels();
+const Kernels<T>& kernels(int64_t lanes = 0);
 
 }  // namespace lapkernels

@@ -10,10 +10,13 @@ void conv_weight(Tensor out, double decay, double scale, const Tensor& small, co
   check_weight("out", out, small, large, kernel_size, groups);
   check_writable("out", out);
   if (problem.empty) return update_by_zero(out, decay);
-  with_kernels(small, [&]<class T>(const auto& kernels, const auto& context) {
-    kernels.conv_weight(context, grid<T>(out, 2), {decay, scale}, grid<const T>(small, 3),
-                        grid<const T>(large, 3), problem.taps);
-  });
+  with_kernels(
+      small,
+      [&]<class T>(const auto& kernels, const auto& context) {
+        kernels.conv_weight(context, grid<T>(out, 2), {decay, scale}, grid<const T>(small, 3),
+                            grid<const T>(large, 3), problem.taps);
+      },
+      small.size(2) / groups);
 }
 
 }  // namespace

@@ -96,9 +96,10 @@ void with_cuda_kernels(const Tensor& like, Body body) {
 }
 #endif
 
-// Calls body.template operator()<T>(kernels, context) for the tensor's device and dtype.
+// Calls body.template operator()<T>(kernels, context) for the tensor's device and dtype; on a CPU
+// with kernels for work on so many lanes.
 template <class Body>
-void with_kernels(const Tensor& like, Body body) {
+void with_kernels(const Tensor& like, Body body, int64_t lanes = 0) {
 #if defined(LAPKERNELS_EMULATED)
   with_cuda_kernels(like, body);
 #else
@@ -106,9 +107,9 @@ void with_kernels(const Tensor& like, Body body) {
   if (!like.is_cpu()) return with_cuda_kernels(like, body);
 #endif
   if (like.scalar_type() == ScalarType::Float)
-    body.template operator()<float>(kernels<float>(), torch_context());
+    body.template operator()<float>(kernels<float>(lanes), torch_context());
   else
-    body.template operator()<double>(kernels<double>(), torch_context());
+    body.template operator()<double>(kernels<double>(lanes), torch_context());
 #endif
 }
 

@@ -11,10 +11,14 @@ void squared_conv_weight(Tensor out, double decay, double scale, const Tensor& s
   check_weight("out", out, small, large, kernel_size, groups);
   check_writable("out", out);
   if (problem.empty) return update_by_zero(out, decay);
-  with_kernels(small, [&]<class T>(const auto& kernels, const auto& context) {
-    kernels.squared_conv_weight(context, grid<T>(out, 2), {decay, scale}, grid<const T>(small, 3),
-                                grid<const T>(large, 3), problem.taps, square_small);
-  });
+  with_kernels(
+      small,
+      [&]<class T>(const auto& kernels, const auto& context) {
+        kernels.squared_conv_weight(context, grid<T>(out, 2), {decay, scale},
+                                    grid<const T>(small, 3), grid<const T>(large, 3), problem.taps,
+                                    square_small);
+      },
+      small.size(2) / groups);
 }
 
 }  // namespace

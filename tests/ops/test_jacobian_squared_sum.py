@@ -77,3 +77,43 @@ def test_every_number_of_channels(layer: Layer) -> None:
     for operation in OPERATIONS:
         if operation.name in ("squared_conv_input", "squared_conv_weight", OPERATION.name):
             assert_same(operation.run(data), operation.brute(data))
+
+
+# Lines of windows and positions: widths, heights and rows around the pieces that are multiplied at a
+# time, images of several slabs, and a last block of fewer channels.
+LINES = [
+    Layer("conv2d", channels, size, 1, 2, (("kernel_size", k), ("padding", k // 2)))
+    for channels, size, k in [
+        ((1, 7), (5, 200), 5),
+        ((3, 25), (30, 47), 5),
+        ((3, 6), (9, 130), 3),
+        ((4, 24), (17, 129), 5),
+        ((16, 23), (70, 150), 3),
+        ((40, 5), (6, 49), 5),
+        ((16, 7), (40, 33), 5),
+        ((2, 13), (64, 257), 3),
+        ((8, 12), (3, 48), 3),
+        ((90, 50), (7, 6), 5),
+    ]
+]
+
+
+@over(LINES)
+@pytest.mark.usefixtures("backend")
+def test_lines_of_every_length(layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    for operation in OPERATIONS:
+        if operation.name in ("jacobian_squared_dot", "jacobian_gram", OPERATION.name):
+            assert operation.magnitude(data).max() <= exact_in(torch.float32)
+            assert_same(operation.run(data), operation.brute(data))
+
+
+@over(LINES[:3])
+@pytest.mark.usefixtures("backend")
+def test_strided_lines(layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    wanted = OPERATION.brute(data)
+    sparse = torch.stack([data.s, data.s], -1)[..., 0]
+    turned = data.s.mT.contiguous().mT
+    for s in (sparse, turned):
+        assert_same(OPERATION.run(replace(data, s=s, x=data.x.mT.contiguous().mT)), wanted)
