@@ -25,10 +25,9 @@ struct Choice {
 
 // What tiles there are for a kernel.
 template <class T>
-using Tilings =
-    std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
-                 TileTransform<T, 3, 4>, TileLines<T, 3, LineParts>, TileLines<T, 5, LineParts>,
-                 TileLines<T, 3, LineChannels>, TileLines<T, 5, LineChannels>>;
+using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
+                             TileTransform<T, 3, 4>, TileLines<T, 5, LineParts>,
+                             TileLines<T, 3, LineChannels>, TileLines<T, 5, LineChannels>>;
 
 // f<index>() for each of them that applies.
 template <class T, class F>

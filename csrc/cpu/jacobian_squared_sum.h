@@ -41,17 +41,15 @@ Partition partition(const Correlation<T>& p, int64_t most_values) {
   return best;
 }
 
-// Blocks and runs enough for several threads: a small weight is summed in runs of the units, each
-// with a copy of its own.
+// Blocks and runs enough for several threads, in even numbers: a small weight is summed in runs of
+// the units, each with a copy of its own.
 template <class T>
 Partition partition_for_sums(const Correlation<T>& p) {
   const int64_t weight = p.taps.groups * p.rows * p.channels * p.kernel;
   const bool small = weight <= kBlockValues;
   const int64_t tasks = small ? 8 : 4;
-  const int64_t runs = std::min<int64_t>(small                        ? tasks
-                                         : weight <= 4 * kBlockValues ? 2
-                                                                      : 1,
-                                         p.samples * p.columns);
+  const int64_t copies = small ? tasks : weight <= 4 * kBlockValues ? 2 : 1;
+  const int64_t runs = std::min(copies, p.samples * p.columns);
   const int64_t least = small ? 256 : kLeastValues;
   const int64_t share = weight * runs / tasks;
   // Tiles hold no values beside the sums.

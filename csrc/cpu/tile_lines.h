@@ -140,14 +140,16 @@ class TileLines {
     }
   }
 
-  // Where the rows lie that come next, other rows or those of another column, if they are dense.
+  // Where the rows lie that come next, other rows or those of the next column or sample, if they
+  // are dense.
   Ahead<T> next_rows(int64_t n, int64_t v, int64_t a, int64_t r, int64_t rows) const {
     const Grid<const T>& s = problem_.small;
     if (s.stride[5] != 1 || s.stride[4] != s.size[5] || s.stride[2] != s.size[4] * s.size[5])
       return {s.data, s.data, 0};
     const bool end = r + kGroup >= rows;
-    const int64_t row = end ? 0 : r + kGroup;
-    const T* first = s.data + std::min(v + end, s.size[0] - 1) * s.stride[0] + n * s.stride[1] +
+    const int64_t unit = n * problem_.columns + v + end, row = end ? 0 : r + kGroup;
+    const T* first = s.data + std::min(unit % problem_.columns, s.size[0] - 1) * s.stride[0] +
+                     std::min(unit / problem_.columns, s.size[1] - 1) * s.stride[1] +
                      (a + row) * s.stride[2];
     return {first, first + std::min(kGroup, rows - row) * s.stride[2], 64 / sizeof(T)};
   }

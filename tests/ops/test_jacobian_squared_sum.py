@@ -79,8 +79,8 @@ def test_every_number_of_channels(layer: Layer) -> None:
             assert_same(operation.run(data), operation.brute(data))
 
 
-# Lines of windows and positions: widths, heights and rows around the pieces that are multiplied at a
-# time, images of several slabs, and a last block of fewer channels.
+# Lines of windows and positions: widths, heights and rows around the pieces that are multiplied at
+# once, images of several slabs, and a last block of fewer channels.
 LINES = [
     Layer("conv2d", channels, size, 1, 2, (("kernel_size", k), ("padding", k // 2)))
     for channels, size, k in [
