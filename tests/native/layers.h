@@ -54,11 +54,11 @@ const Kernels<double>& double_table();
 }  // namespace FUZZ_LEVEL
 
 template <>
-inline const Kernels<float>& kernels<float>() {
+inline const Kernels<float>& kernels<float>(int64_t) {
   return FUZZ_LEVEL::float_table();
 }
 template <>
-inline const Kernels<double>& kernels<double>() {
+inline const Kernels<double>& kernels<double>(int64_t) {
   return FUZZ_LEVEL::double_table();
 }
 
