@@ -5,15 +5,15 @@
 //     vectors run along the positions; no unfolding at all. For few channels or many positions.
 //   lanes: vectors run along the rows, which are turned once, and windows are broadcast (lanes.h).
 //     For many rows.
-//   panels: windows are packed position by position, kPanel columns wide, and vectors run along
-//     the columns. For few positions.
+//   columns: vectors run along the columns of windows, whose lines have their channels inside, and
+//     rows are broadcast (columns.h). For many channels.
 //   tiles: 3 x 3 and 5 x 5 kernels with fewer products, in both dimensions (tile_transform.h, for
 //     many channels) or along one (tile_lines.h).
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
 
-enum class Way { dots, lanes, panels, tiles };
+enum class Way { dots, lanes, columns, tiles };
 
 // A way to make a block, and how its values are laid out.
 struct Choice {
@@ -50,25 +50,23 @@ bool has_tiling(const Correlation<T>& p) {
 // The arrays of a way.
 template <class T>
 Planes planes_of(const Correlation<T>& p, int64_t channels, Way way) {
-  return Planes::make<T>(p.axes(), channels, kPlaneBytes,
+  return Planes::make<T>(p.axes, channels, kPlaneBytes,
                          way == Way::lanes ? kLanePositions : std::numeric_limits<int64_t>::max());
 }
 
 // The cheapest way for a block, by the instructions of products and of copies.
 template <class T>
 Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
-  constexpr int64_t kPanelBytes = 256 << 10;
   // Copies of an entry, and what shifted vectors cost that lie across lines of the cache: measured.
   constexpr double kCopy = 0.3, kTurn = kVectorBytes == 64 ? 1.2 : 0.8;
   constexpr double kShifted = kVectorBytes == 64 ? 2.6 : 1.3;
-  const int64_t panel_width = round_up(channels * p.kernel, kPanel<T>);
-  const double width = channels * p.kernel, lanes = round_up(channels * p.kernel, kWidth<T>);
+  const double width = channels * p.kernel;
   const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
   const Planes planes = planes_of(p, channels, Way::dots);
   const double flat = planes.slabs() * planes.flat, fill = kCopy * channels * planes.phases * flat;
-  const Layout flat_taps{panel_width, p.kernel, 1, p.taps.kernel[2]};
   Choice best{
-      Way::dots, flat_taps,
+      Way::dots,
+      {round_up(channels * p.kernel, kWidth<T>), p.kernel, 1, p.taps.kernel[2]},
       kShifted * rows * width * (flat / kWidth<T> + 4.0) + kCopy * rows * flat + fill / reuse};
   auto offer = [&](const Choice& choice) {
     if (choice.cost < best.cost) best = choice;
@@ -80,9 +78,9 @@ Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
            {1, p.kernel * pitch, pitch, p.taps.kernel[2] * pitch},
            lanes_cost(pitch / kWidth<T>) * width * (p.positions + 4.0 * slabs.slabs()) +
                kTurn * rows * p.positions + fill / (slabs.slabs() > 1 ? 1 : reuse)});
-  if (planes.slabs() == 1 && lanes * p.positions * sizeof(T) <= kPanelBytes)
-    offer({Way::panels, flat_taps,
-           rows * lanes / kWidth<T> * (p.positions + 4.0) + 4.0 * lanes * p.positions / reuse});
+  if (Columns<T>::applies(p))
+    offer({Way::columns, Columns<T>::layout(p.taps, channels),
+           Columns<T>::cost(p, rows, channels, reuse)});
   each_tiling(p, [&]<size_t index>() {
     using Tiles = std::variant_alternative_t<index, Tilings<T>>;
     offer(
@@ -95,15 +93,17 @@ Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
 template <class T>
 class BlockMaker {
  public:
-  BlockMaker(const Correlation<T>& problem, int64_t rows, int64_t channels)
-      : problem_(problem),
-        block_rows_(rows),
-        choice_(choose_way(problem, rows, channels)),
-        planes_(planes_of(problem, channels, choice_.way)) {
+  // For blocks of at most so many rows and channels.
+  BlockMaker(const Correlation<T>& problem, int64_t rows, int64_t channels, const Choice& choice)
+      : problem_(problem), choice_(choice), planes_(planes_of(problem, channels, choice.way)) {
     if (choice_.way == Way::tiles) {
       each_tiling(problem, [&]<size_t index>() {
         if (index == choice_.tiling) tiles_.template emplace<index>(problem, rows, channels);
       });
+      return;
+    }
+    if (choice_.way == Way::columns) {
+      columns_.emplace(problem, channels);
       return;
     }
     if (choice_.way == Way::lanes) {
@@ -114,10 +114,7 @@ class BlockMaker {
       return;
     }
     arrays_.emplace(channels * planes_.phases * planes_.plane + planes_.flat);
-    if (choice_.way == Way::panels)
-      panels_.emplace(choice_.layout.row * problem.positions);
-    else
-      rows_.emplace(rows * planes_.flat);
+    rows_.emplace(rows * planes_.flat);
     const auto taps = planes_.tap_offsets(problem.taps.kernel);
     offsets_.resize(channels * problem.kernel);
     for (int64_t b = 0; b < channels; ++b)
@@ -178,6 +175,9 @@ class BlockMaker {
   template <class F = Identity, class H = Identity>
   void make(T* values, const Block& block, const Samples& samples, int64_t v, bool accumulate,
             F of_small = {}, H of_large = {}) {
+    if (choice_.way == Way::columns)
+      return add_columns(values, problem_.small, problem_.large, block, samples, v, accumulate,
+                         of_small, of_large);
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
       if (!holds({block.group, block.b0, samples.first, column(v), slab}))
         take_large(problem_.large, block, samples, v, slab, of_large);
@@ -191,6 +191,17 @@ class BlockMaker {
   void make_both(T* squares, T* sums, const Block& block, const Samples& samples,
                  const Grid<const T>& g, bool x_is_small) {
     const int64_t count = samples.count();
+    if (choice_.way == Way::columns) {
+      const auto& [small, large] = std::tie(problem_.small, problem_.large);
+      if (x_is_small) {
+        add_columns(sums, small, g, block, samples, 0, true, Identity{}, Identity{});
+        add_columns(squares, small, large, block, samples, 0, true, Square{}, Identity{});
+      } else {
+        add_columns(sums, g, large, block, samples, 0, true, Identity{}, Identity{});
+        add_columns(squares, small, large, block, samples, 0, true, Identity{}, Square{});
+      }
+      return;
+    }
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
       take_large(x_is_small ? g : problem_.large, block, samples, 0, slab, Identity{});
       take_small(x_is_small ? problem_.small : g, block, samples, 0, slab, Identity{});
@@ -213,18 +224,15 @@ class BlockMaker {
   int64_t column(int64_t v) const { return problem_.large.size[0] > 1 ? v : 0; }
   bool holds(const Key& key) { return std::exchange(key_, key) == key; }
 
-  // panels[panel][t][j] = window value of column j at position t.
-  [[gnu::noinline]] void pack(int64_t width) {
-    const int64_t nz = planes_.count(0, 0), ny = planes_.count(1, 0), nx = planes_.count(2, 0);
-    const T* arrays = arrays_->data();
-    for (int64_t first = 0; first < width; first += kPanel<T>) {
-      const int64_t wide = std::min<int64_t>(kPanel<T>, width - first);
-      T* out = panels_->data() + first * problem_.positions;
-      const int64_t* offsets = offsets_.data() + first;
-      for (int64_t z = 0; z < nz; ++z)
-        for (int64_t y = 0; y < ny; ++y, out += nx * kPanel<T>)
-          gather_lines(out, kPanel<T>, arrays + planes_.row(z, y), offsets, wide, nx);
-    }
+  template <class F, class H>
+  void add_columns(T* values, const Grid<const T>& small, const Grid<const T>& large,
+                   const Block& block, const Samples& samples, int64_t v, bool accumulate,
+                   F of_small, H of_large) {
+    const int64_t a = block.group * problem_.rows + block.a0;
+    const int64_t b = block.group * problem_.channels + block.b0;
+    for (int64_t n = samples.first; n < samples.last; ++n)
+      columns_->multiply(values, small, large, n, v, a, block.rows(), b, block.channels(),
+                         accumulate || n > samples.first, of_small, of_large);
   }
 
   // The windows of a block's channels.
@@ -235,7 +243,6 @@ class BlockMaker {
     for (int64_t n = samples.first; n < samples.last; ++n)
       fill_planes<T>(arrays_->data() + (n - samples.first) * step(block), planes_, slab, large, v,
                      n, b, b + block.channels(), f, planes_.slabs() == 1);
-    if (choice_.way == Way::panels) pack(block.channels() * problem_.kernel);
   }
 
   // Entries of a sample's arrays. A single slab has its zeros always in the same places.
@@ -245,12 +252,6 @@ class BlockMaker {
 
   // Squares them, and nothing that an earlier slab has left beside them.
   void square_large(const Block& block, int64_t samples, int64_t slab) {
-    if (choice_.way == Way::panels) {
-      const int64_t width = round_up(block.channels() * problem_.kernel, kPanel<T>);
-      T* values = panels_->data();
-      for (int64_t i = 0; i < width * problem_.positions; ++i) values[i] *= values[i];
-      return;
-    }
     for (int64_t c = 0; c < samples * block.channels() * planes_.phases; ++c)
       for (int64_t z = 0; z < planes_.filled(0, slab); ++z)
         for (int64_t y = 0; y < planes_.filled(1, slab); ++y) {
@@ -259,8 +260,7 @@ class BlockMaker {
         }
   }
 
-  // Its rows, turned, or laid out like the planes, or one position after the other. Panels can be
-  // multiplied by rows that lie so where they are.
+  // Its rows, turned, or laid out like the planes.
   template <class F>
   void take_small(const Grid<const T>& s, const Block& block, const Samples& samples, int64_t v,
                   int64_t slab, F f) {
@@ -270,57 +270,27 @@ class BlockMaker {
         lanes_->take(s, v, n + i, a, block.rows(), slab, i, samples.count(), f);
       return;
     }
-    if (choice_.way != Way::panels) {
-      fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, s, v, n, a, a + block.rows(),
-                        f);
-      row_ = {rows_->data(), planes_.flat, 1};
-      return;
-    }
-    const T* base =
-        s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] + a * s.stride[2];
-    const bool even = (s.size[4] == 1 || s.stride[4] == s.stride[5] * s.size[5]) &&
-                      (s.size[3] == 1 || s.stride[3] == s.stride[5] * s.size[5] * s.size[4]);
-    row_ = {base, s.stride[2], s.stride[5]};
-    if (even && std::is_same_v<F, Identity>) return;
-    if (!rows_) rows_.emplace(block_rows_ * problem_.positions);
-    T* out = rows_->data();
-    row_ = {out, problem_.positions, 1};
-    for (int64_t r = 0; r < block.rows(); ++r)
-      for (int64_t z = 0; z < s.size[3]; ++z)
-        for (int64_t y = 0; y < s.size[4]; ++y, out += s.size[5])
-          copy_row(out, base + r * s.stride[2] + z * s.stride[3] + y * s.stride[4], s.size[5],
-                   s.stride[5], f);
+    fill_positions<T>(rows_->data(), planes_.flat, planes_, slab, s, v, n, a, a + block.rows(), f);
   }
 
   // values (+)= rows times windows, as they were taken.
   void multiply(T* values, const Block& block, int64_t samples, int64_t slab, bool accumulate) {
-    const int64_t width = block.channels() * problem_.kernel;
     if (choice_.way == Way::lanes)
       return lanes_->multiply(arrays_->data(), step(block), samples, block.rows(), block.channels(),
                               slab, values, accumulate);
-    if (choice_.way != Way::panels)
-      return dot_block<T>(row_.data, row_.pitch, block.rows(), arrays_->data(), offsets_.data(),
-                          width, planes_.extent<T>(slab), values, choice_.layout.row, accumulate);
-    for (int64_t first = 0; first < width; first += kPanel<T>)
-      product_rows<T>(row_.data, row_.pitch, row_.step, block.rows(),
-                      panels_->data() + first * problem_.positions, width - first,
-                      problem_.positions, values + first, choice_.layout.row, accumulate);
+    dot_block<T>(rows_->data(), planes_.flat, block.rows(), arrays_->data(), offsets_.data(),
+                 block.channels() * problem_.kernel, planes_.extent<T>(slab), values,
+                 choice_.layout.row, accumulate);
   }
 
-  struct Rows {
-    const T* data;
-    int64_t pitch, step;
-  };
-
   const Correlation<T>& problem_;
-  int64_t block_rows_;
   int64_t together_ = 1;  // samples that are made at once: of one column only
   Choice choice_;
   Planes planes_;
   std::vector<int64_t> offsets_;
-  std::optional<Scratch<T>> arrays_, rows_, panels_;
+  std::optional<Scratch<T>> arrays_, rows_;
   std::optional<Lanes<T>> lanes_;
+  std::optional<Columns<T>> columns_;
   Tilings<T> tiles_;
-  Rows row_{};
   Key key_{-1, -1, -1, -1, -1};
 };

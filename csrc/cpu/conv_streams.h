@@ -170,7 +170,7 @@ struct Convolution {
 
 // Outputs at + step * position, which read through the same taps.
 struct OutputPhase {
-  std::array<Axis, 3> axes;
+  Axes axes;
   std::array<int64_t, 3> at, step;
 
   int64_t positions() const { return axes[0].positions * axes[1].positions * axes[2].positions; }

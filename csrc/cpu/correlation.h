@@ -4,19 +4,6 @@
 // A block is some rows a and some channels b (columns j = (b, k)) of one group; it lives in a
 // buffer that fits the cache, for one sample and column, and is never larger.
 
-struct Identity {
-  template <class T>
-  T operator()(T x) const {
-    return x;
-  }
-};
-struct Square {
-  template <class T>
-  T operator()(T x) const {
-    return x * x;
-  }
-};
-
 template <class T>
 struct Correlation {
   Grid<const T> small, large;
@@ -26,6 +13,7 @@ struct Correlation {
   int64_t kernel;            // taps in all
   int64_t positions;
   bool may_transform;  // tile_transform.h may be used: its rounding is that of signed sums
+  Axes axes;
 
   Correlation(const Grid<const T>& small_, const Grid<const T>& large_, const Taps& taps_,
               bool may_transform_ = true)
@@ -38,13 +26,10 @@ struct Correlation {
         channels(large_.size[2] / taps_.groups),
         kernel(taps_.kernel[0] * taps_.kernel[1] * taps_.kernel[2]),
         positions(small_.size[3] * small_.size[4] * small_.size[5]),
-        may_transform(may_transform_) {}
-
-  std::array<Axis, 3> axes() const {
-    return {gather_axis(taps, 0, small.size[3], large.size[3]),
-            gather_axis(taps, 1, small.size[4], large.size[4]),
-            gather_axis(taps, 2, small.size[5], large.size[5])};
-  }
+        may_transform(may_transform_),
+        axes(gather_axis(taps, 0, small.size[3], large.size[3]),
+             gather_axis(taps, 1, small.size[4], large.size[4]),
+             gather_axis(taps, 2, small.size[5], large.size[5])) {}
 };
 
 // A rectangle of the weight within one group.

@@ -14,6 +14,7 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "line_windows.h"
 #include "tile_lines.h"
 #include "lanes.h"
+#include "columns.h"
 #include "block_maker.h"
 #include "jacobian_squared_sum.h"
 #include "jacobian_squared_dot.h"

@@ -2,8 +2,8 @@
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
 // For one sample and one block of the weight, the block's values of all columns stand in cache side
-// by side, and their products are taken there. Parallel over samples; with few of them also over
-// fixed shares of the blocks, whose sums are added in order. A single column is a squared dot.
+// by side, and their products are taken there. Parallel over sets of samples; with few of them also
+// over fixed shares of the blocks, whose sums are added in order. A single column is a squared dot.
 
 template <class T>
 struct Keep {
@@ -25,41 +25,43 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   }
   // All columns of a block stand in cache at once.
   const Partition part =
-      partition(p, std::clamp<int64_t>(4 * kBlockValues / columns, 256, kBlockValues));
+      partition(p, std::clamp<int64_t>(6 * kBlockValues / columns, 256, kBlockValues));
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 8, kStrip = 3;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
-  const Layout layout = choose_way(p, part.rows, part.channels).layout;
-  GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
-                            layout.size(part.rows, part.channels));
-  context.parallel_for(p.samples * shares, [&](int64_t task) {
-    const int64_t share = task % shares, n = task / shares;
+  const int64_t size = part.size();
+  GatheredWeight<T> weights(context, variance.data, p, blocks, part.choice.layout, size);
+  const int64_t sets = std::min(p.samples, 2 * context.threads);
+  context.parallel_for(sets * shares, [&](int64_t task) {
+    const int64_t share = task % shares;
+    const auto [n0, n1] = run_range(p.samples, sets, task / shares);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
-    T* gram = partial.data() + task * columns * columns;
-    BlockMaker<T> maker(p, part.rows, part.channels);
-    const int64_t size = layout.size(part.rows, part.channels);
+    BlockMaker<T> maker(p, part.rows, part.channels, part.choice);
     Scratch<T> values(columns * size);
     std::vector<int64_t> offsets(columns);
     for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
     // Entries of all columns at a time that stay in the first-level cache.
     const int64_t piece =
         std::clamp<int64_t>((24 << 10) / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
-    for (int64_t b = b0; b < b1; ++b) {
-      for (int64_t v = 0; v < columns; ++v) {
-        T* column = values.data() + v * size;
-        Keep<T> sink{column};
-        maker.visit(column, blocks[b], n, v, sink);
-      }
-      const int64_t count = maker.size(blocks[b]);
-      for (int64_t first = 0; first < count; first += piece)
-        for (int64_t v = 0; v < columns; v += kStrip) {
-          const int64_t strip = std::min(kStrip, columns - v);
-          const T* at = values.data() + first;
-          dot_block<T, true>(at + v * size, size, strip, at, offsets.data(), v + strip,
-                             std::min(piece, count - first), gram + v * columns, columns, true,
-                             weights.block(b) + first);
+    for (int64_t n = n0; n < n1; ++n) {
+      T* gram = partial.data() + (n * shares + share) * columns * columns;
+      for (int64_t b = b0; b < b1; ++b) {
+        for (int64_t v = 0; v < columns; ++v) {
+          T* column = values.data() + v * size;
+          Keep<T> sink{column};
+          maker.visit(column, blocks[b], n, v, sink);
         }
+        const int64_t count = maker.size(blocks[b]);
+        for (int64_t first = 0; first < count; first += piece)
+          for (int64_t v = 0; v < columns; v += kStrip) {
+            const int64_t strip = std::min(kStrip, columns - v);
+            const T* at = values.data() + first;
+            dot_block<T, true>(at + v * size, size, strip, at, offsets.data(), v + strip,
+                               std::min(piece, count - first), gram + v * columns, columns, true,
+                               weights.block(b) + first);
+          }
+      }
     }
   });
   for (int64_t n = 0; n < p.samples; ++n)

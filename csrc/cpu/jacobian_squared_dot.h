@@ -74,17 +74,14 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
   const int64_t sets = std::min(p.samples, 2 * context.threads);
   const int64_t runs = p.samples < 2 * context.threads ? std::min(p.columns, context.threads) : 1;
   std::vector<T> partial(units * shares, T(0));
-  const Choice choice = choose_way(p, part.rows, part.channels);
-  const Layout& layout = choice.layout;
-  GatheredWeight<T> weights(context, variance.data, p, blocks, layout,
-                            layout.size(part.rows, part.channels));
+  GatheredWeight<T> weights(context, variance.data, p, blocks, part.choice.layout, part.size());
   context.parallel_for(sets * runs * shares, [&](int64_t task) {
     const int64_t share = task % shares, run = task / shares % runs, set = task / shares / runs;
     const auto [n0, n1] = run_range(p.samples, sets, set);
     const auto [v0, v1] = run_range(p.columns, runs, run);
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
-    BlockMaker<T> maker(p, part.rows, part.channels);
-    Scratch<T> values(choice.way == Way::tiles ? 0 : layout.size(part.rows, part.channels));
+    BlockMaker<T> maker(p, part.rows, part.channels, part.choice);
+    Scratch<T> values(part.choice.way == Way::tiles ? 0 : part.size());
     for (int64_t b = b0; b < b1; ++b)
       for (int64_t n = n0; n < n1; ++n)
         for (int64_t v = v0; v < v1; ++v) {

@@ -9,7 +9,10 @@
 // the cut decides the order of sums.
 struct Partition {
   int64_t rows, channels;  // of a block
-  int64_t runs;            // of (sample, column) pairs
+  Choice choice;           // how blocks are made
+  int64_t runs = 1;        // of (sample, column) pairs
+
+  int64_t size() const { return choice.layout.size(rows, channels); }
 };
 
 // Values of a block: with the columns beside them they fit the second-level cache.
@@ -22,18 +25,18 @@ Partition partition(const Correlation<T>& p, int64_t most_values) {
   Partition best{};
   double least = std::numeric_limits<double>::infinity();
   auto offer = [&](int64_t rows, int64_t channels) {
-    const double cost = ceil_div(p.rows, rows) * ceil_div(p.channels, channels) *
-                        choose_way(p, rows, channels).cost;
+    const Choice choice = choose_way(p, rows, channels);
+    const double cost = ceil_div(p.rows, rows) * ceil_div(p.channels, channels) * choice.cost;
     if (cost < least) {
       least = cost;
-      best = {rows, channels, 1};
+      best = {rows, channels, choice};
     }
   };
   const int64_t unit = has_tiling(p) ? kWidth<T> : 1;
   for (int64_t cuts = 1, wide = 0; wide != std::min(unit, p.channels); cuts += ceil_div(cuts, 4)) {
     wide = std::min(round_up(ceil_div(p.channels, cuts), unit), p.channels);
     const int64_t tall =
-        std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 12), p.rows);
+        std::clamp<int64_t>(most_values / (wide * p.kernel), std::min<int64_t>(p.rows, 16), p.rows);
     const int64_t even = ceil_div(p.rows, ceil_div(p.rows, tall));
     offer(even, wide);
     if (tall >= kWidth<T>) offer(std::min(p.rows, round_up(even, kWidth<T>)), wide);
@@ -115,17 +118,16 @@ void sum_over_units(const Context& context, const Grid<T> (&outs)[kOuts], Update
   const int64_t units = p.samples * p.columns;
   const Partition part = partition_for_sums(p);
   const auto blocks = cut(p.taps.groups, p.rows, p.channels, part.rows, part.channels);
-  const Choice choice = choose_way(p, part.rows, part.channels);
-  const Layout& layout = choice.layout;
-  const int64_t size = layout.size(part.rows, part.channels), all = kOuts * size;
+  const Layout& layout = part.choice.layout;
+  const int64_t size = part.size(), all = kOuts * size;
   Scratch<T> partial(part.runs > 1 ? part.runs * all * static_cast<int64_t>(blocks.size()) : 0);
   context.parallel_for(blocks.size() * part.runs, [&](int64_t task) {
     const int64_t b = task / part.runs, run = task % part.runs;
-    Scratch<T> own(part.runs > 1 ? 0 : all), values(choice.way == Way::tiles ? 0 : size);
+    Scratch<T> own(part.runs > 1 ? 0 : all), values(part.choice.way == Way::tiles ? 0 : size);
     T* total = part.runs > 1 ? partial.data() + task * all : own.data();
     T* totals[kOuts];
     for (size_t k = 0; k < kOuts; ++k) totals[k] = total + k * size;
-    BlockMaker<T> maker(p, part.rows, part.channels);
+    BlockMaker<T> maker(p, part.rows, part.channels, part.choice);
     const auto [begin, end] = run_range(units, part.runs, run);
     term(maker, values.data(), blocks[b], begin, end, totals);
     if (part.runs > 1) return;

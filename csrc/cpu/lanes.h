@@ -123,7 +123,7 @@ inline std::vector<RunGroup> group_runs(const Planes& p, const int64_t kernel[3]
 inline double lanes_cost(int64_t vectors) {
   const int64_t most = kManyRegisters ? 4 : 2, fours = vectors / most * most,
                 left = vectors - fours;
-  return fours + (left >= 2 ? 2.4 : 0) + (left % 2 ? 1.25 : 0);
+  return fours + (left >= 2 ? 2.4 : 0) + (left % 2 ? (kManyRegisters ? 1.7 : 1.25) : 0);
 }
 
 // The rows of a slab, of one sample or a few, in panels, and their products with the arrays of some
@@ -154,12 +154,9 @@ class Lanes {
       for (int64_t z = 0; z < planes_.count(0, slab); ++z)
         interleave(panel + z * ny * nx * width, width,
                    corner + (a + first) * s.stride[2] + z * s.stride[3], s.stride[5], s.stride[2],
-                   count, nx, {ny, nx * width, s.stride[4]});
-      for (T* at = panel; at < panel + positions * width; at += width) {
+                   count, nx, {ny, nx * width, s.stride[4]}, f);
+      for (T* at = panel; at < panel + positions * width; at += width)
         for (int64_t i = count; i < width; ++i) at[i] = 0;
-        if constexpr (!std::is_same_v<F, Identity>)
-          for (int64_t i = 0; i < width; i += kWidth<T>) store(at + i, f(load(at + i)));
-      }
     });
   }
 

@@ -164,7 +164,7 @@ class LineChannels {
   static constexpr int P = Shape::P;
 
  public:
-  static constexpr int64_t kPiece = 192 / sizeof(T), kGroup = kManyRegisters ? 24 : 12;
+  static constexpr int64_t kPiece = kLinePiece<T>, kGroup = kLineGroup;
   static constexpr int64_t kStep = 1;
 
   // [row][line of taps][tap][channel], lines in whole vectors
@@ -178,9 +178,7 @@ class LineChannels {
   }
 
   static double product_cost(int64_t rows, int64_t channels, double nx, double pieces) {
-    const double vectors = ceil_div(kTaps * channels, kWidth<T>);
-    const double busy = rows + (rows % 4 == 0 ? 0 : 1);
-    return busy * vectors * ((vectors > 2 ? 1.1 : vectors == 2 ? 1.2 : 1.6) * nx + 3 * pieces);
+    return line_cost(rows, ceil_div(kTaps * channels, kWidth<T>), nx, pieces);
   }
   static double window_cost(int64_t channels, double nx) {
     return (nx + kTaps - 1) * channels * (5.0 / kWidth<T> + 1.0 * Shape::kTile / P);
@@ -213,17 +211,7 @@ class LineChannels {
     all.x_pitch = line_;
     const int64_t channels = shape_.channels;
     const T* from = windows_.data() + point * plane_ + tile * line_ + x * channels;
-    int64_t vectors = ceil_div(kTaps * channels, kWidth<T>);
-    for (int64_t some; vectors > 0; vectors -= some) {
-      some = vectors == 4 ? 2 : std::min<int64_t>(3, vectors);
-      const auto run = some == 3   ? line_rows<T, kGroup / 3, 3, kPiece>
-                       : some == 2 ? line_rows<T, kGroup / 2, 2, kPiece>
-                                   : line_rows<T, kGroup, 1, kPiece>;
-      run(s, rows, from, channels, all, c, c_pitch, accumulate, ahead);
-      ahead.advance(all);
-      from += some * kWidth<T>;
-      c += some * kWidth<T>;
-    }
+    line_columns(s, rows, from, channels, kTaps * channels, all, c, c_pitch, accumulate, ahead);
   }
 
  private:

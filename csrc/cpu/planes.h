@@ -48,9 +48,21 @@ inline Axis gather_axis(const Taps& taps, int d, int64_t positions, int64_t sour
   return Axis(positions, source, taps.stride[d], shifts, indices);
 }
 
-// Three axes and the range of positions of the outermost one that is held at a time (a slab).
+// Three axes, shared by their copies.
+class Axes {
+ public:
+  Axes(Axis z, Axis y, Axis x)
+      : axes_(std::make_shared<std::array<Axis, 3>>(
+            std::array{std::move(z), std::move(y), std::move(x)})) {}
+  const Axis& operator[](int d) const { return (*axes_)[d]; }
+
+ private:
+  std::shared_ptr<const std::array<Axis, 3>> axes_;
+};
+
+// Axes and the range of positions of the outermost one that is held at a time (a slab).
 struct Planes {
-  std::array<Axis, 3> axes;
+  Axes axes;
   int outer;           // the slabs cut this axis: the first of length over one
   int64_t slab;        // positions of it in a full slab
   int64_t lengths[3];  // of a full slab
@@ -59,12 +71,13 @@ struct Planes {
   int64_t flat;        // entries from a slab's first position to its last, in whole vectors
 
   template <class T>
-  static Planes make(std::array<Axis, 3> axes, int64_t channels, int64_t bytes,
+  static Planes make(const Axes& axes, int64_t channels, int64_t bytes,
                      int64_t most_positions = std::numeric_limits<int64_t>::max()) {
-    Planes p{std::move(axes), 2, 0, {}, 1, 0, 0};
-    for (int d = 2; d >= 0; --d)
+    Planes p{axes, 2, 0, {}, 1, 0, 0};
+    for (int d = 2; d >= 0; --d) {
       if (p.axes[d].positions > 1) p.outer = d;
-    for (const Axis& axis : p.axes) p.phases *= std::max<int64_t>(1, axis.phases.size());
+      p.phases *= std::max<int64_t>(1, p.axes[d].phases.size());
+    }
     const Axis& cut = p.axes[p.outer];
     int64_t inner = 1;
     for (int d = p.outer + 1; d < 3; ++d) inner *= p.axes[d].length;
@@ -140,6 +153,20 @@ struct Planes {
   }
 };
 
+// What may be done to entries as they are copied.
+struct Identity {
+  template <class T>
+  T operator()(T x) const {
+    return x;
+  }
+};
+struct Square {
+  template <class T>
+  T operator()(T x) const {
+    return x * x;
+  }
+};
+
 // dst[i] = f(src[i]) for i < count, by vectors of so many bytes, the last of which overlaps the one
 // before it; of a short row by smaller ones.
 template <int kBytes = kVectorBytes, class T, class F>
@@ -180,11 +207,15 @@ inline void fetch_row(const T* row, int64_t count, int64_t stride) {
   for (int64_t i = 0; stride == 1 && i < count; i += kLine) __builtin_prefetch(row + i);
 }
 
-// Four lines of four values, turned: to[x * to_step + c] = from[offsets[c] + x].
-inline void turn(float* to, int64_t to_step, const float* from, const int64_t offsets[4]) {
+// Four lines of four values, turned: to[x * to_step + c] = f(from[offsets[c] + x]).
+template <class F>
+inline void turn(float* to, int64_t to_step, const float* from, const int64_t offsets[4], F f) {
   typedef Quarter<float>::Reg Q;
   Q q[4];
-  for (int c = 0; c < 4; ++c) __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
+  for (int c = 0; c < 4; ++c) {
+    __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
+    q[c] = f(q[c]);
+  }
   const Q a = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5);
   const Q b = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5);
   const Q c = __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
@@ -194,18 +225,22 @@ inline void turn(float* to, int64_t to_step, const float* from, const int64_t of
       __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
   for (int x = 0; x < 4; ++x) __builtin_memcpy(to + x * to_step, &out[x], sizeof(Q));
 }
-inline void turn(double* to, int64_t to_step, const double* from, const int64_t offsets[4]) {
+template <class F>
+inline void turn(double* to, int64_t to_step, const double* from, const int64_t offsets[4], F f) {
   for (int x = 0; x < 4; ++x)
-    for (int c = 0; c < 4; ++c) to[x * to_step + c] = from[offsets[c] + x];
+    for (int c = 0; c < 4; ++c) to[x * to_step + c] = f(from[offsets[c] + x]);
 }
 
 // The same of eight lines, for sets whose vectors hold eight values.
-template <class T>
-inline void turn_eight(T* to, int64_t to_step, const T* from, const int64_t offsets[8]) {
+template <class T, class F>
+inline void turn_eight(T* to, int64_t to_step, const T* from, const int64_t offsets[8], F f) {
   typedef typename Quarter<T>::Reg Q;
   typedef T H __attribute__((vector_size(32), aligned(4), may_alias));
   Q q[8];
-  for (int c = 0; c < 8; ++c) __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
+  for (int c = 0; c < 8; ++c) {
+    __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
+    q[c] = f(q[c]);
+  }
   // Lines c and c + 4 in one vector.
   const auto h0 = __builtin_shufflevector(q[0], q[4], 0, 1, 2, 3, 4, 5, 6, 7);
   const auto h1 = __builtin_shufflevector(q[1], q[5], 0, 1, 2, 3, 4, 5, 6, 7);
@@ -227,10 +262,11 @@ struct Rows {
   int64_t count = 1, to = 0, from = 0;
 };
 
-// to[x * to_step + c] = from[offsets[c] + x]: lines that start anywhere, side by side, of each row.
-template <class T>
+// to[x * to_step + c] = f(from[offsets[c] + x]): lines that start anywhere, side by side, of each
+// row.
+template <class T, class F = Identity>
 [[gnu::noinline]] void gather_lines(T* to, int64_t to_step, const T* from, const int64_t* offsets,
-                                    int64_t lines, int64_t count, Rows rows = {}) {
+                                    int64_t lines, int64_t count, Rows rows = {}, F f = {}) {
   // Where the last turn of a line begins, so as to end with it.
   const int64_t last = count - 4;
   for (int64_t row = 0; row < rows.count; ++row, to += rows.to, from += rows.from) {
@@ -239,35 +275,34 @@ template <class T>
       for (; last >= 0 && c + 8 <= lines; c += 8)
         for (int64_t next = 0; next < count; next += 4) {
           const int64_t x = std::min(next, last);
-          turn_eight(to + x * to_step + c, to_step, from + x, offsets + c);
+          turn_eight(to + x * to_step + c, to_step, from + x, offsets + c, f);
         }
     for (; last >= 0 && c + 4 <= lines; c += 4)
       for (int64_t next = 0; next < count; next += 4) {
         const int64_t x = std::min(next, last);
-        turn(to + x * to_step + c, to_step, from + x, offsets + c);
+        turn(to + x * to_step + c, to_step, from + x, offsets + c, f);
       }
     for (; c < lines; ++c)
-      for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = from[offsets[c] + x];
+      for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = f(from[offsets[c] + x]);
   }
 }
 
-// to[x * to_step + c] = from[x * step + c * channel_stride]: lines of channels, side by side, of
+// to[x * to_step + c] = f(from[x * step + c * channel_stride]): lines of channels, side by side, of
 // each row.
-template <class T>
+template <class T, class F = Identity>
 [[gnu::noinline]] void interleave(T* to, int64_t to_step, const T* from, int64_t step,
                                   int64_t channel_stride, int64_t channels, int64_t count,
-                                  Rows rows = {}) {
+                                  Rows rows = {}, F f = {}) {
   constexpr int64_t kLines = 16;
   for (int64_t c = 0; step == 1 && c < channels; c += kLines) {
     const int64_t lines = std::min(kLines, channels - c);
     int64_t offsets[kLines];
     for (int64_t i = 0; i < lines; ++i) offsets[i] = (c + i) * channel_stride;
-    gather_lines(to + c, to_step, from, offsets, lines, count, rows);
+    gather_lines(to + c, to_step, from, offsets, lines, count, rows, f);
   }
   for (int64_t row = 0; step != 1 && row < rows.count; ++row, to += rows.to, from += rows.from)
     for (int64_t x = 0; x < count; ++x)
-      for (int64_t c = 0; c < channels; ++c)
-        to[x * to_step + c] = from[x * step + c * channel_stride];
+      copy_row(to + x * to_step, from + x * step, channels, channel_stride, f);
 }
 
 // Fills the arrays of channels [c0, c1) of sample n, column v, for one slab, in the order of their

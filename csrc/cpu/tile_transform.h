@@ -75,7 +75,7 @@ class TileTransform {
         windows_(p, inside_ ? channels : kPanel<T>, inside_ ? kPack : 0, across_, down_, slab_,
                  slots(inside_ ? channels : inner_)),
         positions_(p, inside_ ? kPanel<T> : rows, inside_ ? 0 : kPack, across_, down_, slab_, 1),
-        products_(kPlanes * kPanel<T> * (slabs() > 1 ? panels(inner_) * others_ : kPack)) {}
+        products_(kPlanes * kPanel<T> * (slabs() > 1 ? panels(inner_) * others_ : step())) {}
 
   // sink(at, pitch, g): vectors of G of rows [a, a + rows) and channels [b, b + channels), at
   // entries at, at + pitch, ... of [other][tap][inner].
@@ -95,8 +95,7 @@ class TileTransform {
                              : windows_.planes(slot, n, v, b + first, last - first, slab);
         const T* s = inside_ ? positions_.planes(0, n, v, a + first, last - first, slab)
                              : positions_.planes(0, n, v, a, rows, slab);
-        const int64_t step = last - first > kWidth<T> ? kRows : kPack;
-        const int64_t parts = ceil_div(others, step);
+        const int64_t step = this->step(), parts = ceil_div(others, step);
         for (int64_t part = 0; part < parts; ++part) {
           const int64_t other = part * step, some = std::min(step, others - other);
           if (inside_ || panel == 0)
@@ -132,6 +131,8 @@ class TileTransform {
                                 : std::max<int64_t>(1, vectors / kVectors);
   }
   int64_t slabs() const { return ceil_div(down_, slab_); }
+  // Others that a panel meets at a time.
+  int64_t step() const { return inner_ > kWidth<T> ? kRows : kPack; }
 
   // Columns of a sample share its windows: all are held if they are few.
   int64_t slots(int64_t channels) const {

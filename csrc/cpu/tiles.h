@@ -222,6 +222,36 @@ template <class T, int R, int C, int kPitch>
                 C, kPitch>(s, rows, x, x_step, all, c, c_pitch, accumulate, ahead);
 }
 
+// Positions of a row that line_columns reads, and rows, at most.
+template <class T>
+constexpr int64_t kLinePiece = 256 / sizeof(T);
+constexpr int64_t kLineGroup = kManyRegisters ? 24 : 12;
+
+// line_rows on any number of columns, in whole vectors. Rows of s are kLinePiece apart.
+template <class T>
+void line_columns(const T* s, int64_t rows, const T* x, int64_t x_step, int64_t columns,
+                  const LineSteps& all, T* c, int64_t c_pitch, bool accumulate, Ahead<T>& ahead) {
+  constexpr int R = kLineGroup, kPitch = kLinePiece<T>;
+  int64_t vectors = ceil_div(columns, kWidth<T>);
+  for (int64_t some; vectors > 0; vectors -= some) {
+    some = vectors == 4 ? 2 : std::min<int64_t>(3, vectors);
+    const auto run = some == 3   ? line_rows<T, R / 3, 3, kPitch>
+                     : some == 2 ? line_rows<T, R / 2, 2, kPitch>
+                                 : line_rows<T, R, 1, kPitch>;
+    run(s, rows, x, x_step, all, c, c_pitch, accumulate, ahead);
+    ahead.advance(all);
+    x += some * kWidth<T>;
+    c += some * kWidth<T>;
+  }
+}
+
+// Instructions of line_columns for `steps` steps in all, by so many calls.
+inline double line_cost(int64_t rows, int64_t vectors, double steps, double calls) {
+  // Fewer than eight sums wait for each other.
+  const double busy = std::max<double>(rows + (rows % 4 == 0 ? 0 : 1), 8.0 / vectors);
+  return busy * vectors * ((vectors > 2 ? 1.1 : vectors == 2 ? 1.2 : 1.6) * steps + 3 * calls);
+}
+
 // Columns of a panel whose vectors hold kPart positions of kParts columns each, and its vectors.
 constexpr int kPartVectors = 4, kPartColumns = kPartVectors * kParts;
 

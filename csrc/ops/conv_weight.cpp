@@ -16,7 +16,7 @@ void conv_weight(Tensor out, double decay, double scale, const Tensor& small, co
         kernels.conv_weight(context, grid<T>(out, 2), {decay, scale}, grid<const T>(small, 3),
                             grid<const T>(large, 3), problem.taps);
       },
-      small.size(2) / groups);
+      std::max(small.size(2), large.size(2)) / groups);
 }
 
 }  // namespace

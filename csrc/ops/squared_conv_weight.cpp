@@ -18,7 +18,7 @@ void squared_conv_weight(Tensor out, double decay, double scale, const Tensor& s
                                     grid<const T>(small, 3), grid<const T>(large, 3), problem.taps,
                                     square_small);
       },
-      small.size(2) / groups);
+      std::max(small.size(2), large.size(2)) / groups);
 }
 
 }  // namespace

@@ -27,6 +27,14 @@ MANY_CHANNELS = [
     layer_of("conv1d", 8, 16, 700, n=3, kernel_size=5, dilation=2),
     layer_of("conv3d", 8, 17, 5, 4, 6, kernel_size=(3, 2, 3), padding=1),
     layer_of("conv_transpose2d", 24, 10, 6, 5, n=9, kernel_size=3, stride=2, padding=1),
+    # Few rows of many channels: vectors run along the windows.
+    layer_of("conv2d", 17, 5, 12, 9, n=3, kernel_size=3, padding=1),  # several lines at a time
+    layer_of("conv2d", 24, 4, 40, 150, n=2, kernel_size=3, padding=1),  # some lines held, in parts
+    layer_of("conv2d", 21, 6, 9, 14, n=3, kernel_size=(3, 2), stride=2, padding=(4, 3)),
+    layer_of("conv2d", 40, 26, 7, 9, kernel_size=3, stride=(1, 3), dilation=(2, 1), groups=2),
+    layer_of("conv1d", 30, 3, 100, n=2, kernel_size=7, padding=3),
+    layer_of("conv3d", 20, 4, 5, 4, 6, kernel_size=(3, 2, 3), stride=(1, 2, 1), padding=1),
+    layer_of("conv_transpose2d", 6, 33, 6, 5, n=2, kernel_size=(4, 3), stride=(2, 1), padding=1),
 ]
 
 
