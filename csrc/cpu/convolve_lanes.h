@@ -1,64 +1,125 @@
 // The sums of a convolution (conv_streams.h) with output channels in the lanes of vectors: for many
 // of them. Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
-// Values are broadcast from padded arrays, weights lie as [row of taps][source][tap][lane]. A tile
-// is a few positions of a row times some vectors; its sums wait in a buffer while a block of
-// weights that fits the first-level cache meets all rows of a slab. Rows of taps that fall outside
-// the source are left out. Parallel over samples, groups and slabs of output rows.
+// Values are broadcast from padded arrays. A tile is a few positions of a row times some vectors;
+// its sums wait in a buffer while a block of weights that fits the first-level cache meets all rows
+// of a slab. Where that saves much, taps go one by one, and not where they fall outside the source.
+// Parallel over samples, groups and slabs of output rows.
+
+// Whether there are three taps that follow each other.
+inline bool has_threes(const Axis& x) {
+  return x.taps.size() == 3 && x.phases.size() == 1 && x.length - x.positions == 2;
+}
 
 // Whether that is faster than rows: what either way takes for a product, as measured. Rows are read
-// where they lie across lines of the cache, and from farther away the more sources there are.
+// where they lie across lines of the cache, and from farther away the more sources there are; sums
+// in lanes are turned at the end, however few terms they have.
 template <class T>
 bool prefers_lanes(const Convolution<T>& c, const OutputPhase& phase) {
   const int64_t width = std::max<int64_t>(1, phase.axes[2].positions), rows = c.rows();
   const double shifted = kVectorBytes == 64 ? 1.4 : 1.1, far = c.sources() >= 48 ? 1.2 : 1;
   const double by_rows = shifted * far * round_up(width, kWidth<T>) / width;
   const int64_t vectors = ceil_div(rows, kWidth<T>);
-  const double alone = vectors == 1 ? 1.9 : vectors == 2 ? 1.29 : 1.17;
-  return alone * vectors * kWidth<T> / rows < by_rows;
+  const double one = kManyRegisters && has_threes(phase.axes[2]) ? 1.2 : 1.9;
+  const double alone = vectors == 1 ? one : vectors == 2 ? 1.29 : 1.17;
+  double terms = std::max<int64_t>(1, c.sources());
+  for (int d = 0; d < 3; ++d) terms *= std::max<size_t>(1, phase.axes[d].taps.size());
+  return (alone + 10 / terms) * vectors * kWidth<T> / rows < by_rows;
 }
 
-// sums[q][lane] += sum_j w[j][lane] * x[j * pitch + q] for Q positions and R vectors.
-template <class T, int R, int Q>
-[[gnu::noinline]] void spread_tile(const T* __restrict w, const T* __restrict x, int64_t pitch,
-                                   int64_t terms, T* __restrict sums) {
+// sums[q][lane] (+)= sum_j sum_k w[j][k][lane] * x[offset_j + k + q] for Q positions, R vectors and
+// runs of K taps, which share what they broadcast.
+template <class T, int R, int K, int Q>
+[[gnu::noinline]] void spread_tile(const T* __restrict w, const T* __restrict x,
+                                   const int64_t* __restrict offsets, int64_t runs,
+                                   T* __restrict sums, bool accumulate) {
   Reg<T> acc[Q][R] = {};
   int64_t j = 0;
   do {
-    Reg<T> rows[R];
-    for (int r = 0; r < R; ++r) rows[r] = load(w + (j * R + r) * kWidth<T>);
-    for (int q = 0; q < Q; ++q) {
-      const Reg<T> value = broadcast(x[q]);
-      for (int r = 0; r < R; ++r) acc[q][r] += value * rows[r];
+    const T* at = x + offsets[j];
+    Reg<T> rows[K][R];
+    for (int k = 0; k < K; ++k)
+      for (int r = 0; r < R; ++r) rows[k][r] = load(w + ((j * K + k) * R + r) * kWidth<T>);
+#pragma GCC unroll 32
+    for (int i = 0; i < Q + K - 1; ++i) {
+      const Reg<T> value = broadcast(at[i]);
+      for (int k = std::max(0, i - Q + 1); k < std::min(K, i + 1); ++k)
+        for (int r = 0; r < R; ++r) acc[i - k][r] += value * rows[k][r];
     }
-    x += pitch;
-  } while (++j < terms);
+  } while (++j < runs);
+#pragma GCC unroll 32
   for (int q = 0; q < Q; ++q)
     for (int r = 0; r < R; ++r) {
       T* sum = sums + (q * R + r) * kWidth<T>;
-      store(sum, load(sum) + acc[q][r]);
+      store(sum, accumulate ? load(sum) + acc[q][r] : acc[q][r]);
     }
 }
 
-// spread_tile for a row of any number of positions, by tiles of nearly as many.
-template <class T, int R>
-void spread_row(const T* w, const T* x, int64_t pitch, int64_t terms, T* sums, int64_t count) {
-  constexpr int kMost = kManyRegisters && R == 1 ? 12 : 6;
+// Tiles of R vectors are so many positions wide, or up to six times as many.
+template <int R>
+constexpr int kSpreadUnit = (kManyRegisters ? 4 : 2) / R;
+
+// spread_tile for a row of any number of positions, in whole units, by tiles of nearly as many.
+template <class T, int R, int K>
+void spread_row(const T* w, const T* x, const int64_t* offsets, int64_t runs, T* sums,
+                int64_t count, bool accumulate) {
+  constexpr int kUnit = kSpreadUnit<R>;
   static constexpr auto tiles = []<int... q>(std::integer_sequence<int, q...>) {
-    return std::array{&spread_tile<T, R, q + 1>...};
-  }(std::make_integer_sequence<int, kMost>{});
-  for (int64_t left = ceil_div(count, kMost); left > 0; --left) {
-    const int64_t some = ceil_div(count, left);
-    tiles[some - 1](w, x, pitch, terms, sums);
-    x += some;
-    sums += some * R * kWidth<T>;
-    count -= some;
+    return std::array{&spread_tile<T, R, K, (q + 1) * kUnit>...};
+  }(std::make_integer_sequence<int, 6>{});
+  int64_t units = ceil_div(count, kUnit);
+  for (int64_t left = ceil_div(units, tiles.size()); left > 0; --left) {
+    const int64_t some = ceil_div(units, left), positions = some * kUnit;
+    tiles[some - 1](w, x, offsets, runs, sums, accumulate);
+    x += positions;
+    sums += positions * R * kWidth<T>;
+    units -= some;
   }
 }
 
 // Output channels [first, first + vectors * kWidth) of a group.
 struct Panel {
   int64_t first, vectors;
+};
+
+// The order in which runs of taps and sources are added: blocks of them, of which each meets all
+// rows of a slab.
+struct Terms {
+  struct Block {
+    int64_t first, runs, s0, s1;  // of the runs, and sources [s0, s1)
+    int64_t begin;                // where its terms are
+    int64_t count() const { return runs * (s1 - s0); }
+    int64_t term(int64_t run, int64_t s) const {
+      return begin + (run - first) * (s1 - s0) + s - s0;
+    }
+  };
+
+  int64_t length;                                 // of a run
+  std::vector<std::pair<int64_t, int64_t>> taps;  // offset and index, run after run
+  std::vector<Block> blocks;
+  std::vector<int64_t> offsets;  // of every term
+
+  // Runs of taps that follow each other: all in a block, of no more than `most` taps and sources,
+  // or each `alone`.
+  Terms(const Planes& p, const int64_t kernel[3], int64_t length_, int64_t sources, bool alone,
+        int64_t most)
+      : length(length_), taps(p.tap_offsets(kernel)) {
+    for (auto at = taps.begin(); at != taps.end(); at += length) std::sort(at, at + length);
+    const int64_t runs = taps.size() / length, together = alone ? 1 : runs;
+    const int64_t parts =
+        ceil_div(sources, std::max<int64_t>(1, most / std::max<int64_t>(1, together * length)));
+    for (int64_t first = 0, begin = 0; first < runs; first += together)
+      for (int64_t part = 0; part < parts; ++part) {
+        blocks.push_back(
+            {first, together, sources * part / parts, sources * (part + 1) / parts, begin});
+        begin += blocks.back().count();
+      }
+    offsets.resize(runs * sources);
+    for (const Block& block : blocks)
+      for (int64_t run = block.first; run < block.first + block.runs; ++run)
+        for (int64_t s = block.s0; s < block.s1; ++s)
+          offsets[block.term(run, s)] = s * p.phases * p.plane + taps[run * length].first;
+  }
 };
 
 template <class T>
@@ -73,10 +134,21 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
   }
   const int64_t lanes = round_up(rows, kWidth<T>);
 
-  const auto taps = p.tap_offsets(c.taps.kernel);
-  const int64_t terms = taps.size() * sources, pitch = p.phases * p.plane;
+  // Taps go one by one where much of what they read is outside the source. Panels of one vector
+  // would wait for what is broadcast if taps did not share it.
+  const bool alone = p.within(0) * p.within(1) * p.within(2) < 0.9;
+  const int64_t widest = panels[0].vectors * kWidth<T>;
+  const int64_t most = kBlockBytes / (widest * sizeof(T));
+  const Terms single(p, c.taps.kernel, 1, sources, alone, most);
+  std::optional<Terms> threes;
+  if (kManyRegisters && panels.back().vectors == 1 && has_threes(p.axes[2]))
+    threes.emplace(p, c.taps.kernel, 3, sources, alone, most);
+  auto terms_of = [&](const Panel& panel) -> const Terms& {
+    return panel.vectors == 1 && threes ? *threes : single;
+  };
+  const int64_t terms = single.taps.size() * sources, pitch = p.phases * p.plane;
 
-  // weights[stream][group][panel][tap][source][lane]
+  // weights[stream][group][panel][term][lane]
   const int64_t of_group = lanes * terms, of_stream = groups * of_group;
   Scratch<T> weights(c.streams.size() * of_stream, c.streams.size() * of_stream);
   auto pack = [&](int64_t stream, int64_t group, const Panel& panel, int64_t s, T* whole) {
@@ -90,14 +162,17 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
       interleave(whole + z * ky * kx * width, width, from + z * stride[3], stride[5],
                  c.row_stride(), count, kx, {ky, kx * width, stride[4]});
     T* to = weights.data() + stream * of_stream + group * of_group + panel.first * terms;
-    for (size_t i = 0; i < taps.size(); ++i) {
-      T* line = to + (i * sources + s) * width;
-      const T* tap = whole + taps[i].second * width;
-      for (int64_t lane = 0; lane < width; lane += kWidth<T>) {
-        const Reg<T> w = load(tap + lane);
-        store(line + lane, c.streams[stream].squared ? w * w : w);
-      }
-    }
+    const Terms& order = terms_of(panel);
+    for (const auto& block : order.blocks)
+      for (int64_t run = block.first; run < block.first + block.runs; ++run)
+        for (int64_t k = 0; k < order.length && s >= block.s0 && s < block.s1; ++k) {
+          T* line = to + (block.term(run, s) * order.length + k) * width;
+          const T* tap = whole + order.taps[run * order.length + k].second * width;
+          for (int64_t lane = 0; lane < width; lane += kWidth<T>) {
+            const Reg<T> w = load(tap + lane);
+            store(line + lane, c.streams[stream].squared ? w * w : w);
+          }
+        }
   };
   constexpr int64_t kSources = 16;
   const int64_t count = panels.size(), parts = ceil_div(sources, kSources);
@@ -114,7 +189,9 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
   context.parallel_for(c.out().size[1] * groups * slabs, [&](int64_t task) {
     const int64_t slab = task % slabs, g = task / slabs % groups, n = task / slabs / groups;
     const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-    const int64_t positions = p.positions(slab), line = round_up(positions, kWidth<T>);
+    // Rows of sums are whole units of any tile.
+    const int64_t row = round_up(nx, kSpreadUnit<1>), positions = nz * ny * row;
+    const int64_t line = round_up(positions, kWidth<T>);
     const int64_t most = std::min<int64_t>(lanes, 4 * kWidth<T>);
     Scratch<T> arrays(sources * pitch, sources * pitch), sums(positions * most, positions * most);
     Scratch<T> turned(line * most, line * most);
@@ -122,35 +199,41 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
       const Result<T>& result = c.streams[k].result;
       fill_planes<T>(arrays.data(), p, slab, c.streams[k].m, 0, n, g * sources, (g + 1) * sources,
                      Identity{});
-      for (const auto& [first, vectors] : panels) {
+      for (const Panel& panel : panels) {
+        const auto& [first, vectors] = panel;
         const int64_t width = vectors * kWidth<T>;
         const T* packed = weights.data() + k * of_stream + g * of_group + first * terms;
-        std::fill_n(sums.data(), positions * width, T(0));
-        const auto spread = vectors == 1   ? &spread_row<T, 1>
-                            : vectors == 2 ? &spread_row<T, 2>
-                                           : &spread_row < T,
-                   kManyRegisters ? 4 : 2 > ;
-        const int64_t block = kBlockBytes / (width * sizeof(T));
-        for (size_t i = 0; i < taps.size(); ++i) {
-          const int64_t tx = p.axes[2].taps.size(), ty = p.axes[1].taps.size();
-          const auto [front, back] = p.inside(0, i / tx / ty, slab);
-          const auto [top, bottom] = p.inside(1, i / tx % ty, slab);
-          const auto [left, right] = p.inside(2, i % tx, slab);
-          for (int64_t s = 0; s < sources; s += block)
-            for (int64_t z = front; z < back; ++z)
-              for (int64_t y = top; y < bottom; ++y)
-                spread(packed + (i * sources + s) * width,
-                       arrays.data() + s * pitch + taps[i].first + p.row(z, y) + left, pitch,
-                       std::min(block, sources - s),
-                       sums.data() + ((z * ny + y) * nx + left) * width, right - left);
+        if (alone || terms == 0) std::fill_n(sums.data(), positions * width, T(0));
+        const Terms& order = terms_of(panel);
+        constexpr int kMost = kManyRegisters ? 4 : 2, kRun = kManyRegisters ? 3 : 1;
+        const auto spread = order.length > 1 ? &spread_row<T, 1, kRun>
+                            : vectors == 1   ? &spread_row<T, 1, 1>
+                            : vectors == 2   ? &spread_row<T, 2, 1>
+                                             : &spread_row<T, kMost, 1>;
+        for (const auto& block : order.blocks) {
+          std::pair<int64_t, int64_t> in_z{0, nz}, in_y{0, ny}, in_x{0, nx};
+          if (alone) {
+            const int64_t tx = p.axes[2].taps.size() / order.length, ty = p.axes[1].taps.size();
+            in_z = p.inside(0, block.first / tx / ty, slab);
+            in_y = p.inside(1, block.first / tx % ty, slab);
+            // Units of several positions would add to sums beyond the last one.
+            if (vectors == kMost) in_x = p.inside(2, block.first % tx, slab);
+          }
+          for (int64_t z = in_z.first; z < in_z.second; ++z)
+            for (int64_t y = in_y.first; y < in_y.second; ++y)
+              spread(packed + block.begin * order.length * width,
+                     arrays.data() + p.row(z, y) + in_x.first, order.offsets.data() + block.begin,
+                     block.count(), sums.data() + ((z * ny + y) * row + in_x.first) * width,
+                     in_x.second - in_x.first, alone || block.s0 > 0);
         }
         interleave(turned.data(), line, sums.data(), 1, width, positions, width);
-        const bool one = phase.step[1] == 1 && phase.step[2] == 1 && result.rows_are_one(nx);
+        const bool one =
+            row == nx && phase.step[1] == 1 && phase.step[2] == 1 && result.rows_are_one(nx);
         for (int64_t i = 0; i < std::min(width, rows - first); ++i)
           for (int64_t z = 0; z < nz; ++z)
             for (int64_t y = 0; y < (one ? 1 : ny); ++y)
               result.write(n, g * rows + first + i, phase.output(p, slab, z, y), phase.step[2],
-                           turned.data() + i * line + (z * ny + y) * nx, one ? ny * nx : nx);
+                           turned.data() + i * line + (z * ny + y) * row, one ? ny * nx : nx);
       }
     }
   });

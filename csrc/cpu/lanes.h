@@ -103,15 +103,7 @@ inline std::vector<RunGroup> group_runs(const Planes& p, const int64_t kernel[3]
   const auto taps = p.tap_offsets(kernel);
   const int64_t tz = p.axes[0].taps.size(), ty = p.axes[1].taps.size();
   const int64_t pitch = p.phases * p.plane, nx = p.axes[2].taps.size(), count = taps.size();
-  // Taps of an axis at positions where they read the source.
-  auto within = [&](int d) {
-    int64_t found = 0;
-    for (size_t tap = 0; tap < p.axes[d].taps.size(); ++tap)
-      for (int64_t slab = 0; slab < (d == p.outer ? p.slabs() : 1); ++slab)
-        found += p.inside(d, tap, slab).second - p.inside(d, tap, slab).first;
-    return double(found) / (p.axes[d].taps.size() * p.axes[d].positions);
-  };
-  if (within(0) * within(1) > 0.95) return {{runs_of(taps, count, channels, pitch)}};
+  if (p.within(0) * p.within(1) > 0.95) return {{runs_of(taps, count, channels, pitch)}};
   std::vector<RunGroup> found;
   for (int64_t row = 0; row < tz * ty; ++row)
     found.push_back({runs_of(std::span(taps).subspan(row * nx, nx), count, channels, pitch),

@@ -135,6 +135,15 @@ struct Planes {
     };
     return {position(0), position(axis.source)};
   }
+  // The share of an axis's taps and positions at which they read the source.
+  double within(int d) const {
+    const int64_t taps = axes[d].taps.size();
+    int64_t found = 0;
+    for (int64_t tap = 0; tap < taps; ++tap)
+      for (int64_t slab = 0; slab < (d == outer ? slabs() : 1); ++slab)
+        found += inside(d, tap, slab).second - inside(d, tap, slab).first;
+    return double(found) / std::max<int64_t>(1, taps * axes[d].positions);
+  }
   int64_t row(int64_t z, int64_t y) const { return (z * lengths[1] + y) * lengths[2]; }
 
   // Offsets of every tap from a channel's first array, with the tap's index in the kernel.

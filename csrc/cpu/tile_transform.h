@@ -28,13 +28,16 @@ class TileTransform {
   // enough to hide their latency, few enough to go on with the next point while they are stored.
   static constexpr int kVectors = kManyRegisters ? 3 : 2;
 
-  // The side of fewer vectors in all; of equal ones that which comes in whole panels.
+  // The side of fewer vectors in all; of equal ones that which comes in whole panels, or in more
+  // than one vector.
   static bool rows_inside(int64_t rows, int64_t channels) {
     const int64_t row_vectors = ceil_div(rows, kWidth<T>);
     const int64_t channel_vectors = ceil_div(channels, kWidth<T>);
     if (row_vectors * channels != channel_vectors * rows)
       return row_vectors * channels < channel_vectors * rows;
-    return row_vectors % kVectors == 0 || channel_vectors % kVectors != 0;
+    if (row_vectors % kVectors == 0 || channel_vectors % kVectors == 0)
+      return row_vectors % kVectors == 0;
+    return row_vectors > 1 || channel_vectors == 1;
   }
 
   // Entries from tap to tap.
@@ -58,7 +61,8 @@ class TileTransform {
     const double slabs = ceil_div(tiles_down(p), slab_of(p, inside ? channels : rows));
     constexpr double kStored = kVectorBytes == 64 ? 4 : 2, kAdded = kVectorBytes == 64 ? 32 : 6;
     const double stored = slabs > 1 ? kAdded * slabs : kStored;
-    const double narrow = (inside ? channels : rows) % kRows == 0 ? 1 : 1.2;
+    const double lone = kManyRegisters && (inside ? row_vectors : channel_vectors) == 1 ? 1.7 : 1;
+    const double narrow = lone * ((inside ? channels : rows) % kRows == 0 ? 1 : 1.2);
     const double turned = 1.5 * kTile * kTile * kWidth<T>;
     return pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
            tiles * (row_vectors * (4 * kPlanes + turned) +
