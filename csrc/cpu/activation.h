@@ -1,4 +1,4 @@
-// Derivatives of elementwise activations, and their squares.
+// Derivatives of elementwise activations, and rows of results that they are multiplied with.
 // Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 
 // exp by halving the argument's range to |r| <= ln 2 / 2 and a Taylor polynomial, error a few ulp.
@@ -54,39 +54,99 @@ inline T derivative(T z, T slope) {
   if constexpr (kind == Activation::sigmoid_of_result) return z * (1 - z);
   return T(1);
 }
-template <class T, Activation kind>
-inline T squared_slope(T z, T slope) {
-  const T d = derivative<T, kind>(z, slope);
-  return d * d;
-}
 
-// Calls body.template operator()<kind>() for the activation known at run time.
-template <class Body2>
-void with_activation(Activation kind, Body2 body) {
+// slopes[i] = phi'(z[i])
+template <class T, Activation kind>
+void fill_slopes(T* __restrict slopes, const T* __restrict z, int64_t count, T slope) {
+  for (int64_t i = 0; i < count; ++i) slopes[i] = derivative<T, kind>(z[i], slope);
+}
+template <class T>
+using FillSlopes = decltype(&fill_slopes<T, Activation::identity>);
+
+// That of an activation known at run time; none for the identity.
+template <class T>
+FillSlopes<T> slopes_of(Activation kind) {
   switch (kind) {
     case Activation::identity:
-      return body.template operator()<Activation::identity>();
+      break;
     case Activation::given:
-      return body.template operator()<Activation::given>();
+      return &fill_slopes<T, Activation::given>;
     case Activation::relu:
-      return body.template operator()<Activation::relu>();
+      return &fill_slopes<T, Activation::relu>;
     case Activation::leaky_relu:
-      return body.template operator()<Activation::leaky_relu>();
+      return &fill_slopes<T, Activation::leaky_relu>;
     case Activation::elu:
-      return body.template operator()<Activation::elu>();
+      return &fill_slopes<T, Activation::elu>;
     case Activation::tanh:
-      return body.template operator()<Activation::tanh>();
+      return &fill_slopes<T, Activation::tanh>;
     case Activation::sigmoid:
-      return body.template operator()<Activation::sigmoid>();
+      return &fill_slopes<T, Activation::sigmoid>;
     case Activation::softplus:
-      return body.template operator()<Activation::softplus>();
+      return &fill_slopes<T, Activation::softplus>;
     case Activation::silu:
-      return body.template operator()<Activation::silu>();
+      return &fill_slopes<T, Activation::silu>;
     case Activation::gelu:
-      return body.template operator()<Activation::gelu>();
+      return &fill_slopes<T, Activation::gelu>;
     case Activation::tanh_of_result:
-      return body.template operator()<Activation::tanh_of_result>();
+      return &fill_slopes<T, Activation::tanh_of_result>;
     case Activation::sigmoid_of_result:
-      return body.template operator()<Activation::sigmoid_of_result>();
+      return &fill_slopes<T, Activation::sigmoid_of_result>;
+  }
+  return nullptr;
+}
+
+// phi'(z) or phi'(z)² of a row of values z, a few at a time.
+template <class T>
+struct Slopes {
+  static constexpr int64_t kFew = 64;
+
+  FillSlopes<T> fill = nullptr;
+  T parameter = 0;
+  bool squared = false;
+
+  Slopes() = default;
+  Slopes(Activation kind, double slope, bool squared_)
+      : fill(slopes_of<T>(kind)), parameter(slope), squared(squared_) {}
+
+  void take(T* slopes, const T* z, int64_t stride, int64_t count) const {
+    T copy[kFew];
+    if (stride != 1) {
+      copy_row(copy, z, count, stride, Identity{});
+      z = copy;
+    }
+    fill(slopes, z, count, parameter);
+    if (squared)
+      for (int64_t i = 0; i < count; ++i) slopes[i] *= slopes[i];
+  }
+};
+
+// out <- decay * out + scale * (value + shift) * phi'(z) along a row, or with phi'(z)².
+template <class T>
+void write_row(T* out, int64_t stride, Update update, const T* value, const Slopes<T>& slopes,
+               const T* z, int64_t z_stride, int64_t count, T shift = 0) {
+  const T decay = update.decay, scale = update.scale;
+  T slope[Slopes<T>::kFew];
+  auto put = [&](T* to, auto step, const T* from, int64_t few, auto has_slopes, auto keeps) {
+    for (int64_t x = 0; x < few; ++x) {
+      T result = scale * (from[x] + shift);
+      if constexpr (has_slopes) result *= slope[x];
+      if constexpr (keeps) result += decay * to[x * step];
+      to[x * step] = result;
+    }
+  };
+  auto part = [&](int64_t first, int64_t few, auto has_slopes) {
+    T* to = out + first * stride;
+    const T* from = value + first;
+    auto along = [&](auto step) {
+      decay == 0 ? put(to, step, from, few, has_slopes, std::false_type{})
+                 : put(to, step, from, few, has_slopes, std::true_type{});
+    };
+    stride == 1 ? along(std::integral_constant<int64_t, 1>{}) : along(stride);
+  };
+  if (!slopes.fill) return part(0, count, std::false_type{});
+  for (int64_t x = 0, few; x < count; x += few) {
+    few = std::min(Slopes<T>::kFew, count - x);
+    slopes.take(slope, z + x * z_stride, z_stride, few);
+    part(x, few, std::true_type{});
   }
 }

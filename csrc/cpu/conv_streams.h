@@ -58,58 +58,42 @@ auto* place(const G& grid, int64_t n, int64_t c, const auto& u) {
          u[1] * grid.stride[4] + u[2] * grid.stride[5];
 }
 
-// out <- decay * out + scale * (value + shift) * phi'(z) along a row, or with phi'(z)^2.
-template <class T, Activation kind, bool kSquared>
-void write_row(T* out, int64_t stride, Update update, const T* value, const T* z, int64_t z_stride,
-               int64_t count, T slope, T shift = 0) {
-  const T decay = update.decay, scale = update.scale;
-  auto body = [&](int64_t step, int64_t z_step, auto keep) {
-    for (int64_t x = 0; x < count; ++x) {
-      T result = scale * (value[x] + shift);
-      if constexpr (kind != Activation::identity)
-        result *= kSquared ? squared_slope<T, kind>(z[x * z_step], slope)
-                           : derivative<T, kind>(z[x * z_step], slope);
-      if constexpr (keep) result += decay * out[x * step];
-      out[x * step] = result;
-    }
-  };
-  const bool dense = stride == 1 && (kind == Activation::identity || z_stride == 1);
-  if (update.decay == 0)
-    dense ? body(1, 1, std::false_type{}) : body(stride, z_stride, std::false_type{});
-  else
-    dense ? body(1, 1, std::true_type{}) : body(stride, z_stride, std::true_type{});
-}
-
 // What becomes of the sums: out <- decay * out + scale * (sum + bias) * phi'(z), or phi'(z)^2.
 template <class T>
 struct Result {
   Grid<T> out;
   Update update;
   const T* bias;    // one a channel, or null
-  Grid<const T> z;  // not read without an activation
-  T slope;
-  bool has_slopes;
-  bool is_mask;  // the sums themselves, or zeros where z is not positive
-  decltype(&write_row<T, Activation::identity, true>) put;
+  Grid<const T> z;  // not read without slopes
+  Slopes<T> slopes;
+  bool is_mask = false;  // the sums themselves, or zeros where z is not positive
+  // out <- phi(sum + bias) instead, if given: out, its stride, the sums, how many, the bias.
+  void (*activate)(T*, int64_t, const T*, int64_t, T) = nullptr;
+
+  bool has_slopes() const { return slopes.fill != nullptr; }
 
   // values[x] belongs to channel c at u + x * step along the last axis.
   void write(int64_t n, int64_t c, const std::array<int64_t, 3>& u, int64_t step, const T* values,
              int64_t count) const {
-    put(place(out, n, c, u), out.stride[5] * step, update, values,
-        has_slopes ? place(z, n, c, u) : nullptr, z.stride[5] * step, count, slope,
-        bias ? bias[c] : T(0));
+    T* to = place(out, n, c, u);
+    const int64_t stride = out.stride[5] * step;
+    const T shift = bias ? bias[c] : T(0);
+    if (activate) return activate(to, stride, values, count, shift);
+    write_row<T>(to, stride, update, values, slopes, has_slopes() ? place(z, n, c, u) : nullptr,
+                 z.stride[5] * step, count, shift);
   }
 
   // Whether rows of so many outputs follow each other like their entries.
   bool rows_are_one(int64_t count) const {
     return out.stride[4] == count * out.stride[5] &&
-           (!has_slopes || z.stride[4] == count * z.stride[5]);
+           (!has_slopes() || z.stride[4] == count * z.stride[5]);
   }
 
   // Where sums of channels from c on can be stored as they are made: along rows of steps of `step`.
   MaskedRows<T> direct(int64_t n, int64_t c, const std::array<int64_t, 3>& u, int64_t step) const {
-    if (!is_mask || out.stride[5] * step != 1 || (has_slopes && z.stride[5] * step != 1)) return {};
-    return {place(out, n, c, u), out.stride[2], has_slopes ? place(z, n, c, u) : nullptr,
+    if (!is_mask || out.stride[5] * step != 1 || (has_slopes() && z.stride[5] * step != 1))
+      return {};
+    return {place(out, n, c, u), out.stride[2], has_slopes() ? place(z, n, c, u) : nullptr,
             z.stride[2]};
   }
 
@@ -119,7 +103,7 @@ struct Result {
     Fetch<T> found;
     for (int64_t i = 0; i < block; ++i) {
       found.add(place(out, n, c + i, u), out.stride[5] * step);
-      if (has_slopes) found.add(place(z, n, c + i, u), z.stride[5] * step);
+      if (has_slopes()) found.add(place(z, n, c + i, u), z.stride[5] * step);
     }
     return found;
   }
@@ -128,13 +112,13 @@ struct Result {
 template <class T, bool kSquared>
 Result<T> result_of(const Grid<T>& out, Update update, const T* bias, const Grid<const T>& z,
                     Activation activation, double slope) {
-  const bool has_slopes = activation != Activation::identity;
-  const bool is_mask = (!has_slopes || activation == Activation::relu) && !bias &&
-                       update.decay == 0 && update.scale == 1;
-  Result<T> result{out, update, bias, z, T(slope), has_slopes, is_mask, nullptr};
-  with_activation(activation,
-                  [&]<Activation kind>() { result.put = &write_row<T, kind, kSquared>; });
-  return result;
+  const bool masks = activation == Activation::identity || activation == Activation::relu;
+  return {out,
+          update,
+          bias,
+          z,
+          Slopes<T>(activation, slope, kSquared),
+          masks && !bias && update.decay == 0 && update.scale == 1};
 }
 
 // What goes through a layer, by W or by W², and what becomes of it. Several have the same sizes.

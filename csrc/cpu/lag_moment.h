@@ -99,8 +99,7 @@ class LagMoment {
         gather_lines(line.data(), kernel, values.data(), offsets.data(), kernel, width(q));
         T* to = out + ((p * kPanel<T> + r) * kernel + i) * out_row +
                 q * kPanel<T> * kernel * out_column;
-        write_row<T, Activation::identity, true>(to, out_column, update, line.data(), nullptr, 0,
-                                                 width(q) * kernel, T(0));
+        write_row<T>(to, out_column, update, line.data(), {}, nullptr, 0, width(q) * kernel);
       }
     });
   }

@@ -105,18 +105,14 @@ void linear_input(const Context& context, std::span<const Flow<T>> ways, Grid<co
           });
       }
     }
-    with_activation(activation, [&]<Activation kind>() {
-      for (size_t k = 0; k < ways.size(); ++k)
-        for (int64_t n = 0; n < samples; ++n) {
-          T* to = ways[k].out.data + n * ways[k].out.stride[1] + first;
-          const T* sum = sums.data() + (k * samples + (ways[k].same() ? 0 : n)) * kStretch;
-          const T* at = z.data + n * z.stride[1] + first;
-          if (ways[k].squared)
-            write_row<T, kind, true>(to, 1, {0, 1}, sum, at, 1, width, T(slope));
-          else
-            write_row<T, kind, false>(to, 1, {0, 1}, sum, at, 1, width, T(slope));
-        }
-    });
+    for (const Flow<T>& way : ways) {
+      const Slopes<T> slopes(activation, slope, way.squared);
+      const T* sum = sums.data() + (&way - ways.data()) * samples * kStretch;
+      for (int64_t n = 0; n < samples; ++n)
+        write_row<T>(way.out.data + n * way.out.stride[1] + first, 1, {0, 1},
+                     sum + (way.same() ? 0 : n) * kStretch, slopes,
+                     z.data + n * z.stride[1] + first, 1, width);
+    }
   });
 }
 

@@ -92,8 +92,7 @@ void linear(const Context& context, const ForwardLayer<T>& layer, const Grid<con
 
 // out <- phi(value + shift) along a row.
 template <class T, Activation kind>
-void write_activated(T* out, int64_t stride, Update, const T* value, const T*, int64_t,
-                     int64_t count, T, T shift) {
+void write_activated(T* out, int64_t stride, const T* value, int64_t count, T shift) {
   if (stride == 1)
     for (int64_t x = 0; x < count; ++x) out[x] = activated<T, kind>(value[x] + shift);
   else
@@ -106,9 +105,9 @@ void run_layers(const Context& context, Grid<const T> x, std::span<const Forward
     if (layer.linear) {
       linear<T>(context, layer, x);
     } else {
-      Stream<T> stream{x, {layer.out, {0, 1}, layer.bias, x, T(0), false, false, nullptr}, false};
+      Stream<T> stream{x, {layer.out, {0, 1}, layer.bias, x, {}}, false};
       with_forward_activation(layer.activation, [&]<Activation kind>() {
-        stream.result.put = &write_activated<T, kind>;
+        stream.result.activate = &write_activated<T, kind>;
       });
       convolve<T>(context, {&stream, 1}, layer.weight, layer.taps, !layer.transposed);
     }
