@@ -189,12 +189,9 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
   context.parallel_for(c.out().size[1] * groups * slabs, [&](int64_t task) {
     const int64_t slab = task % slabs, g = task / slabs % groups, n = task / slabs / groups;
     const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-    // Rows of sums are whole units of any tile.
-    const int64_t row = round_up(nx, kSpreadUnit<1>), positions = nz * ny * row;
-    const int64_t line = round_up(positions, kWidth<T>);
-    const int64_t most = std::min<int64_t>(lanes, 4 * kWidth<T>);
-    Scratch<T> arrays(sources * pitch, sources * pitch), sums(positions * most, positions * most);
-    Scratch<T> turned(line * most, line * most);
+    const int64_t room = round_up(nz * ny * round_up(nx, kSpreadUnit<1>), kWidth<T>) *
+                         std::min<int64_t>(lanes, 4 * kWidth<T>);
+    Scratch<T> arrays(sources * pitch, sources * pitch), sums(room, room), turned(room, room);
     for (size_t k = 0; k < c.streams.size(); ++k) {
       const Result<T>& result = c.streams[k].result;
       fill_planes<T>(arrays.data(), p, slab, c.streams[k].m, 0, n, g * sources, (g + 1) * sources,
@@ -202,6 +199,9 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
       for (const Panel& panel : panels) {
         const auto& [first, vectors] = panel;
         const int64_t width = vectors * kWidth<T>;
+        // Rows of sums are whole units.
+        const int64_t row = round_up(nx, kSpreadUnit<1> / vectors), positions = nz * ny * row;
+        const int64_t line = round_up(positions, kWidth<T>);
         const T* packed = weights.data() + k * of_stream + g * of_group + first * terms;
         if (alone || terms == 0) std::fill_n(sums.data(), positions * width, T(0));
         const Terms& order = terms_of(panel);

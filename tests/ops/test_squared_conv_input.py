@@ -25,6 +25,14 @@ MANY_CHANNELS = [
     layer_of("conv1d", 70, 6, 90, kernel_size=5, dilation=2, padding=4),
     layer_of("conv3d", 64, 6, 3, 4, 5, kernel_size=(2, 3, 3), padding=1),
     layer_of("conv_transpose2d", 65, 8, 6, 5, kernel_size=3, stride=2, padding=1),
+    # One vector of AVX-512, whose taps share what they broadcast.
+    layer_of("conv2d", 16, 24, 40, 53, kernel_size=3, padding=1),
+    layer_of("conv2d", 15, 30, 7, 6, n=2, kernel_size=3, padding=1),  # one row of taps at a time
+    layer_of("conv2d", 80, 30, 9, 25, kernel_size=3, padding=1),  # behind a panel of four
+    layer_of("conv2d", 16, 130, 22, 19, kernel_size=3, padding=(1, 2)),  # sources in parts
+    layer_of("conv3d", 16, 20, 9, 8, 10, n=1, kernel_size=3, padding=1),
+    layer_of("conv_transpose2d", 20, 16, 30, 11, kernel_size=3, padding=1),
+    layer_of("conv2d", 16, 20, 12, 31, kernel_size=(3, 5), padding=2),
 ]
 
 
