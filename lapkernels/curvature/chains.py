@@ -161,12 +161,9 @@ def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
         return isinstance(use, RowsUse) and x[0] <= ROWS
     if not isinstance(rule, Convolution) or use.geometry != rule.geometry:
         return False
-    geometry, size = use.geometry, tuple(x[2:])
     rows, columns, *kernel = use.shape
-    positions = size if geometry.transposed else geometry.output_size(size)
-    return not weight_by_library(
-        (rows, *positions), columns * geometry.groups, tuple(kernel), geometry.groups
-    )
+    groups = use.geometry.groups
+    return not weight_by_library(rows, columns * groups, kernel, groups)
 
 
 def _dense(rows: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from lapkernels.ops._correlation import (
     weight_shape,
 )
 from lapkernels.ops._library import kernel_for, register
-from lapkernels.ops.geometry import Geometry, check_rank, once_per_size
+from lapkernels.ops.geometry import Geometry, check_rank
 
 _backward = torch.ops.aten.convolution_backward.default
 
@@ -32,24 +32,14 @@ def conv_weight(s: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
     check_rank("s", s.shape, geometry, 1)
     arguments = canonical(s.unsqueeze(0), x, geometry)
     small, large, kernel_size, *_, groups = arguments
-    ours = not weight_by_library(small.shape[2:], large.shape[2], kernel_size, groups)
+    ours = not weight_by_library(small.shape[2], large.shape[2], kernel_size, groups)
     run = CONV_WEIGHT if ours and kernel_for("conv_weight", [small, large]) else weight_gradient
     return weight_like(run(*arguments), geometry)
 
 
-@once_per_size
-def weight_by_library(
-    small: Sequence[int], channels: int, kernel_size: Sequence[int], groups: int
-) -> bool:
-    """Where torch's convolution is faster, of ``small`` [A, *positions]; measured.
-
-    Kernels of one entry, layers of one channel a group, and few rows of many channels on few
-    positions.
-    """
-    rows, columns = small[0] // groups, channels // groups
-    if prod(kernel_size) == 1 or rows == columns == 1 < groups:
-        return True
-    return rows < 16 and columns >= 64 and prod(small[1:]) <= 144
+def weight_by_library(rows: int, channels: int, kernel_size: Sequence[int], groups: int) -> bool:
+    """Where torch's convolution is faster: kernels of one entry, and groups of one channel."""
+    return prod(kernel_size) == 1 or rows == channels == groups > 1
 
 
 def weight_gradient(

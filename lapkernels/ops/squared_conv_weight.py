@@ -80,7 +80,7 @@ def _library(
         return torch.einsum("nat,nbt->ab", a, b).reshape(
             weight_shape(small, large, kernel_size, groups)
         )
-    if weight_by_library(small.shape[2:], large.shape[2], kernel_size, groups):
+    if weight_by_library(small.shape[2], large.shape[2], kernel_size, groups):
         taps = (kernel_size, stride, padding, dilation, groups, square_small)
         return _reference(small, large, *taps)
     return None
