@@ -78,7 +78,7 @@ Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
            {1, p.kernel * pitch, pitch, p.taps.kernel[2] * pitch},
            lanes_cost(pitch / kWidth<T>) * width * (p.positions + 4.0 * slabs.slabs()) +
                kTurn * rows * p.positions + fill / (slabs.slabs() > 1 ? 1 : reuse)});
-  if (Columns<T>::applies(p))
+  if (Columns<T>::applies(p, channels))
     offer({Way::columns, Columns<T>::layout(p.taps, channels),
            Columns<T>::cost(p, rows, channels, reuse)});
   each_tiling(p, [&]<size_t index>() {

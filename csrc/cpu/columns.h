@@ -8,9 +8,10 @@
 template <class T>
 class Columns {
  public:
-  // Taps along the last axis follow each other.
-  static bool applies(const Correlation<T>& p) {
-    return p.taps.dilation[2] == 1 || p.taps.kernel[2] == 1;
+  // Taps along the last axis follow each other, and lines of so many channels are not too long.
+  static bool applies(const Correlation<T>& p, int64_t channels) {
+    return (p.taps.dilation[2] == 1 || p.taps.kernel[2] == 1) &&
+           lines_read(p) * width(p) * channels * int64_t(sizeof(T)) <= 2 * kBytes;
   }
 
   // [row][line of taps][tap][channel], lines in whole vectors
@@ -91,11 +92,15 @@ class Columns {
     return std::max<int64_t>(p.small.size[5] - 1, 0) * p.taps.stride[2] + p.taps.kernel[2];
   }
 
-  // Lines held: those that the taps of a line of positions read, more if they are small.
+  // From the first to the last that the taps of a line of positions read.
+  static int64_t lines_read(const Correlation<T>& p) {
+    return (p.taps.kernel[1] - 1) * p.taps.dilation[1] + 1;
+  }
+
+  // Lines held: those, and more if they are small.
   static int64_t slots(const Correlation<T>& p, int64_t channels) {
-    const int64_t needed = (p.taps.kernel[1] - 1) * p.taps.dilation[1] + 1;
     const int64_t afford = kBytes / std::max<int64_t>(1, width(p) * channels * sizeof(T));
-    return std::clamp<int64_t>(std::max(afford, needed), 1,
+    return std::clamp<int64_t>(std::max(afford, lines_read(p)), 1,
                                std::max<int64_t>(1, p.large.size[3] * p.large.size[4]));
   }
 

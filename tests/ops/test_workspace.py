@@ -15,8 +15,8 @@ MIB = 1 << 20
 
 
 @pytest.mark.usefixtures("cpp")
-def test_sum_of_squares_holds_no_columns() -> None:
-    """G of all samples and columns would take 2.6, 30 and 61 MiB."""
+def test_kernels_hold_no_columns_and_no_lines() -> None:
+    """G of all samples and columns would take 2.6, 30 and 61 MiB, a copy of the line 9 MiB."""
     ran = subprocess.run(
         [sys.executable, "-m", "tests.ops.workspace"],
         cwd=Path(__file__).parents[2],

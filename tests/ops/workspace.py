@@ -1,4 +1,6 @@
-"""Prints the peak extra memory of `jacobian_squared_sum` on 3c3d's convolutions, as JSON.
+"""Prints the peak extra memory of kernels, as JSON.
+
+`jacobian_squared_sum` on 3c3d's convolutions, and the weight of a convolution on a long line.
 
 Run by test_workspace.py in a process of its own, where blocks of 64 KiB and more leave the resident
 set when they are freed. A first call loads code and starts threads.
@@ -12,7 +14,7 @@ from functools import partial
 import torch
 
 from lapkernels.demo.memory import peak_extra_memory
-from lapkernels.ops import Geometry, jacobian_squared_sum
+from lapkernels.ops import Geometry, jacobian_squared_sum, squared_conv_weight
 
 # Inputs, outputs, kernel size, padding, resolution; a batch of 16 with nine columns.
 LAYERS = {
@@ -34,6 +36,11 @@ def main() -> None:
         call = partial(jacobian_squared_sum, s, x, geometry, out=out)
         call()
         found[name] = peak_extra_memory(call)[1]
+    m, x = torch.randn(1, 4, 100_000), torch.randn(1, 24, 100_004)
+    out = torch.zeros(4, 24, 5)
+    call = partial(squared_conv_weight, m, x, Geometry.conv(5, dims=1), out=out)
+    call()
+    found["line"] = peak_extra_memory(call)[1]
     print(json.dumps(found))
 
 
