@@ -12,6 +12,11 @@ struct Grid {
   T* data;
   int64_t size[6];
   int64_t stride[6];
+
+  // A channel of a sample, of column v or of the only one.
+  T* channel(int64_t v, int64_t n, int64_t c) const {
+    return data + (size[0] > 1 ? v : 0) * stride[0] + n * stride[1] + c * stride[2];
+  }
 };
 
 // Where the taps of a kernel fall: small[t] meets large[t * stride - padding + k * dilation].

@@ -8,7 +8,7 @@
 //   columns: vectors run along the columns of windows, whose lines have their channels inside, and
 //     rows are broadcast (columns.h). For many channels.
 //   tiles: 3 x 3 and 5 x 5 kernels with fewer products, in both dimensions (tile_transform.h, for
-//     many channels) or along one (tile_lines.h).
+//     many channels) or along one (tile_lines.h, and tile_rows.h for many rows).
 
 // Bytes of padded arrays held at a time.
 constexpr int64_t kPlaneBytes = 128 << 10;
@@ -25,9 +25,10 @@ struct Choice {
 
 // What tiles there are for a kernel.
 template <class T>
-using Tilings = std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
-                             TileTransform<T, 3, 4>, TileLines<T, 5, LineParts>,
-                             TileLines<T, 3, LineChannels>, TileLines<T, 5, LineChannels>>;
+using Tilings =
+    std::variant<std::monostate, TileTransform<T, 3, 2>, TileTransform<T, 3, 3>,
+                 TileTransform<T, 3, 4>, TileLines<T, 5, LineParts>, TileLines<T, 3, LineChannels>,
+                 TileLines<T, 5, LineChannels>, TileRows<T, 3>, TileRows<T, 5>>;
 
 // f<index>() for each of them that applies.
 template <class T, class F>

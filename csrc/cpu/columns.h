@@ -52,10 +52,7 @@ class Columns {
                 F of_small, H of_large) {
     const Layout layout = Columns::layout(problem_.taps, channels_);
     if (!accumulate) std::fill(values, values + layout.size(rows, channels_), T(0));
-    const T* s = small.data + std::min(v, small.size[0] - 1) * small.stride[0] +
-                 n * small.stride[1] + a * small.stride[2];
-    const T* x = large.data + std::min(v, large.size[0] - 1) * large.stride[0] +
-                 n * large.stride[1] + b * large.stride[2];
+    const T *s = small.channel(v, n, a), *x = large.channel(v, n, b);
     each_piece(small, [&](const Piece& piece) {
       for (int64_t r = 0; r < rows; r += kLineGroup) {
         const int64_t some = std::min<int64_t>(kLineGroup, rows - r);

@@ -138,7 +138,7 @@ class Lanes {
     int64_t nx = planes_.count(2, slab), ny = planes_.count(1, slab);
     if (s.stride[4] == nx * s.stride[5]) nx *= std::exchange(ny, 1);  // lines that are one
     const int64_t positions = planes_.positions(slab);
-    const T* corner = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1];
+    const T* corner = s.channel(v, n, 0);
     for (int d = 0; d < 3; ++d) corner += planes_.begin(d, slab) * s.stride[3 + d];
     each_panel(rows, samples * positions, [&](int64_t first, int64_t vectors, T* panel) {
       const int64_t width = vectors * kWidth<T>, count = std::min(width, rows - first);

@@ -2,50 +2,7 @@
 // tile_lines.h. Included by isa_kernels.h inside namespace lapkernels::LAPKERNELS_ISA.
 //
 // Columns are pairs of a channel and a horizontal tap. Both kinds hold the windows of a slab of
-// tiles, four positions high, until other ones are asked for, and multiply them by positions.
-
-// Line y of a channel from column x0 on, zeros outside.
-template <class T>
-void copy_line(T* line, int64_t width, const T* channel, const Grid<const T>& from, int64_t y,
-               int64_t x0) {
-  const int64_t lo = std::clamp<int64_t>(-x0, 0, width);
-  const int64_t hi = std::clamp<int64_t>(from.size[5] - x0, lo, width);
-  if (y < 0 || y >= from.size[4]) {
-    std::fill(line, line + width, T(0));
-    return;
-  }
-  std::fill(line, line + lo, T(0));
-  copy_row(line + lo, channel + y * from.stride[4] + (x0 + lo) * from.stride[5], hi - lo,
-           from.stride[5], Identity{});
-  std::fill(line + hi, line + width, T(0));
-}
-
-// Which windows are held: sample, column of the Jacobian, channel and tile.
-using WindowKey = std::array<int64_t, 4>;
-
-// What both kinds are made for: `channels` at most, on slabs of tiles that take some bytes.
-template <class T, int kTaps>
-struct LineShape {
-  static constexpr int kTile = 4;
-  using Points = PointTransform<T, kTaps, kTile>;
-  static constexpr int P = Points::points;
-
-  int64_t channels;
-  int64_t positions;  // of a line
-  int64_t down;       // tiles
-  int64_t slab;       // of them
-
-  LineShape(const Correlation<T>& p, int64_t channels_, int64_t tile_entries)
-      : channels(channels_),
-        positions(p.small.size[5]),
-        down(ceil_div(p.small.size[4], kTile)),
-        slab(std::clamp<int64_t>(kBytes / (P * tile_entries * sizeof(T)), 1, down)) {}
-
-  int64_t width() const { return positions + kTaps - 1; }  // of a line of windows
-
- private:
-  static constexpr int64_t kBytes = 256 << 10;
-};
+// tiles until other ones are asked for, and multiply them by positions.
 
 // Few columns: a vector holds kPart positions of some columns, which are pieces of lines as they
 // lie, and meets the same positions of a row, repeated. Sums end with those of the vector's parts.
@@ -97,6 +54,7 @@ class LineParts {
         windows_(P * panels_ * panel(), P * panels_ * panel()) {}
 
   const Shape& shape() const { return shape_; }
+  int64_t passes() const { return panels_; }  // over a row
 
   void take(const T* base, int64_t y, int64_t tile, int64_t channels) {
     const Grid<const T>& x = problem_.large;
@@ -193,6 +151,7 @@ class LineChannels {
         windows_(P * plane_) {}
 
   const Shape& shape() const { return shape_; }
+  int64_t passes() const { return line_passes<T>(kTaps * shape_.channels); }
 
   void take(const T* base, int64_t y, int64_t tile, int64_t channels) {
     for (int i = 0; i < P; ++i) take_line(input_.data() + i * line_, base, y + i, channels);

@@ -319,7 +319,7 @@ template <class T, class F = Identity>
 template <class T, class F>
 void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src, int64_t v,
                  int64_t n, int64_t c0, int64_t c1, F f, bool has_zeros = false) {
-  const T* base = src.data + std::min(v, src.size[0] - 1) * src.stride[0] + n * src.stride[1];
+  const T* base = src.channel(v, n, 0);
   int64_t lengths[3], start[3], steps[3];
   for (int d = 0; d < 3; ++d) {
     lengths[d] = p.filled(d, slab);
@@ -380,7 +380,7 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
 template <class T, class F>
 void fill_positions(T* dst, int64_t pitch, const Planes& p, int64_t slab, const Grid<const T>& src,
                     int64_t v, int64_t n, int64_t c0, int64_t c1, F f) {
-  const T* base = src.data + std::min(v, src.size[0] - 1) * src.stride[0] + n * src.stride[1];
+  const T* base = src.channel(v, n, 0);
   const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
   const T* corner = base + p.begin(0, slab) * src.stride[3] + p.begin(1, slab) * src.stride[4] +
                     p.begin(2, slab) * src.stride[5];

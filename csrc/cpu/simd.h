@@ -68,29 +68,62 @@ inline Reg<T> repeat(const T* p) {
   return all;
 }
 
+// Entries `first` of each part of two vectors: those of the second follow on those of the first.
+template <class T, int... first>
+inline Reg<T> pick(Reg<T> a, Reg<T> b) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    constexpr int n = kPart<T>, from[] = {first...};
+    return __builtin_shufflevector(a, b,
+                                   (i / n * n + from[i % n] % n + from[i % n] / n * kWidth<T>)...);
+  }(std::make_integer_sequence<int, kWidth<T>>{});
+}
+
 // Sums of each part of kPart vectors: entry i of a part is the sum of that part of vector i.
 template <class T>
 inline Reg<T> sum_parts(const Reg<T>* v) {
-  auto pick = [&]<int... first>(Reg<T> a, Reg<T> b, std::integer_sequence<int, first...>) {
-    return [&]<int... i>(std::integer_sequence<int, i...>) {
-      constexpr int from[] = {first...};
-      return __builtin_shufflevector(a, b,
-                                     (i / kPart<T> * kPart<T> + from[i % kPart<T>] % kPart<T> +
-                                      from[i % kPart<T>] / kPart<T> * kWidth<T>)...);
-    }(std::make_integer_sequence<int, kWidth<T>>{});
+  if constexpr (kPart<T> == 2)
+    return pick<T, 0, 2>(v[0], v[1]) + pick<T, 1, 3>(v[0], v[1]);
+  else {
+    const Reg<T> a = pick<T, 0, 4, 1, 5>(v[0], v[1]) + pick<T, 2, 6, 3, 7>(v[0], v[1]);
+    const Reg<T> b = pick<T, 0, 4, 1, 5>(v[2], v[3]) + pick<T, 2, 6, 3, 7>(v[2], v[3]);
+    return pick<T, 0, 1, 4, 5>(a, b) + pick<T, 2, 3, 6, 7>(a, b);
+  }
+}
+
+// Two vectors as one of twice the length.
+template <class V>
+inline auto join(V a, V b) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, i...);
+  }(std::make_integer_sequence<int, 2 * sizeof(V) / sizeof(a[0])>{});
+}
+
+// out[i] = entry i of each of kWidth rows that lie `pitch` apart, for the first kPart entries.
+template <class T>
+inline void turn_rows(const T* rows, int64_t pitch, Reg<T>* out) {
+  constexpr int n = kPart<T>;
+  auto part = [&](int row) {
+    typename Quarter<T>::Reg entries;
+    __builtin_memcpy(&entries, rows + row * pitch, sizeof(entries));
+    return entries;
   };
-  if constexpr (kPart<T> == 2) {
-    using Low = std::integer_sequence<int, 0, 2>;
-    using High = std::integer_sequence<int, 1, 3>;
-    return pick(v[0], v[1], Low{}) + pick(v[0], v[1], High{});
+  Reg<T> v[n];  // part i of vector j is row n * i + j
+  for (int j = 0; j < n; ++j) {
+    if constexpr (kParts == 1) v[j] = part(j);
+    if constexpr (kParts == 2) v[j] = join(part(j), part(n + j));
+    if constexpr (kParts == 4)
+      v[j] = join(join(part(j), part(n + j)), join(part(2 * n + j), part(3 * n + j)));
+  }
+  if constexpr (n == 2) {
+    out[0] = pick<T, 0, 2>(v[0], v[1]);
+    out[1] = pick<T, 1, 3>(v[0], v[1]);
   } else {
-    using Low = std::integer_sequence<int, 0, 4, 1, 5>;
-    using High = std::integer_sequence<int, 2, 6, 3, 7>;
-    const Reg<T> a = pick(v[0], v[1], Low{}) + pick(v[0], v[1], High{});
-    const Reg<T> b = pick(v[2], v[3], Low{}) + pick(v[2], v[3], High{});
-    using Left = std::integer_sequence<int, 0, 1, 4, 5>;
-    using Right = std::integer_sequence<int, 2, 3, 6, 7>;
-    return pick(a, b, Left{}) + pick(a, b, Right{});
+    const Reg<T> a = pick<T, 0, 4, 1, 5>(v[0], v[1]), b = pick<T, 0, 4, 1, 5>(v[2], v[3]);
+    const Reg<T> c = pick<T, 2, 6, 3, 7>(v[0], v[1]), d = pick<T, 2, 6, 3, 7>(v[2], v[3]);
+    out[0] = pick<T, 0, 1, 4, 5>(a, b);
+    out[1] = pick<T, 2, 3, 6, 7>(a, b);
+    out[2] = pick<T, 0, 1, 4, 5>(c, d);
+    out[3] = pick<T, 2, 3, 6, 7>(c, d);
   }
 }
 

@@ -9,6 +9,7 @@ template <class T, int kTaps, template <class, int> class WindowsOf>
 class TileLines {
   using Windows = WindowsOf<T, kTaps>;
   using Shape = LineShape<T, kTaps>;
+  using Piece = typename Shape::Piece;
   using Points = typename Shape::Points;
   static constexpr int P = Points::points, kTile = Shape::kTile;
   static constexpr int64_t kPiece = Windows::kPiece, kGroup = Windows::kGroup;
@@ -51,8 +52,9 @@ class TileLines {
       for (int64_t r = 0; r < rows; r += kGroup) {
         const int64_t some = std::min(kGroup, rows - r);
         T* products = products_.data() + (held(rows) > kGroup ? r * P * pitch_ : 0);
-        Ahead<T> ahead = next_rows(n, v, a, r, rows);
-        each_piece(first, last, [&](const Piece& piece) {
+        const int64_t steps = P * (last - first) * width_ / Windows::kStep * windows_.passes();
+        Ahead<T> ahead = next_rows<kGroup>(problem_, n, v, a, r, rows, steps);
+        Shape::each_piece(first, last, width_, kPiece, kWidth<T>, [&](const Piece& piece) {
           take_positions(n, v, a + r, some, piece);
           const LineSteps all{piece.width / Windows::kStep, piece.tiles,
                               round_up(piece.width, kWidth<T>), 0};
@@ -67,19 +69,6 @@ class TileLines {
   }
 
  private:
-  // Some tiles one below the other, and some of their positions: whole lines, if several tiles.
-  struct Piece {
-    int64_t tile, tiles, x, width;
-  };
-
-  template <class F>
-  void each_piece(int64_t first, int64_t last, F f) const {
-    const int64_t tiles = std::max<int64_t>(1, kPiece / round_up(width_, kWidth<T>));
-    for (int64_t tile = first; tile < last; tile += tiles)
-      for (int64_t x = 0; x < width_; x += kPiece)
-        f(Piece{tile, std::min(tiles, last - tile), x, std::min(kPiece, width_ - x)});
-  }
-
   // Rows whose products are held: all until the last slab is done.
   int64_t held(int64_t rows) const {
     return shape_.slab < shape_.down ? rows : std::min(rows, kGroup);
@@ -89,18 +78,16 @@ class TileLines {
     const Grid<const T>& x = problem_.large;
     const WindowKey key{n, x.size[0] > 1 ? v : 0, b, first};
     if (std::exchange(key_, key) == key) return;
-    const T* base =
-        x.data + std::min(v, x.size[0] - 1) * x.stride[0] + n * x.stride[1] + b * x.stride[2];
     for (int64_t tile = 0; tile < std::min(shape_.slab, shape_.down - first); ++tile)
-      windows_.take(base, kTile * (first + tile) - problem_.taps.padding[1], tile, channels);
+      windows_.take(x.channel(v, n, b), kTile * (first + tile) - problem_.taps.padding[1], tile,
+                    channels);
   }
 
   // positions[point][row][position of the piece]
   [[gnu::noinline]] void take_positions(int64_t n, int64_t v, int64_t a, int64_t rows,
                                         const Piece& piece) {
     const Grid<const T>& s = problem_.small;
-    const T* base = s.data + std::min(v, s.size[0] - 1) * s.stride[0] + n * s.stride[1] +
-                    a * s.stride[2] + piece.x * s.stride[5];
+    const T* base = s.channel(v, n, a) + piece.x * s.stride[5];
     const int64_t width = piece.width, inside = std::min(width, s.size[5] - piece.x);
     const int64_t pitch = s.stride[4], copy_pitch = kPiece + kWidth<T>;
     // Lines are read where they are if whole vectors of them are there: a vector may end in the
@@ -138,20 +125,6 @@ class TileLines {
         for (int py = 0; py < P; ++py) store(to + py * kPlane + x, out[py]);
       }
     }
-  }
-
-  // Where the rows lie that come next, other rows or those of the next column or sample, if they
-  // are dense.
-  Ahead<T> next_rows(int64_t n, int64_t v, int64_t a, int64_t r, int64_t rows) const {
-    const Grid<const T>& s = problem_.small;
-    if (s.stride[5] != 1 || s.stride[4] != s.size[5] || s.stride[2] != s.size[4] * s.size[5])
-      return {s.data, s.data, 0};
-    const bool end = r + kGroup >= rows;
-    const int64_t unit = n * problem_.columns + v + end, row = end ? 0 : r + kGroup;
-    const T* first = s.data + std::min(unit % problem_.columns, s.size[0] - 1) * s.stride[0] +
-                     std::min(unit / problem_.columns, s.size[1] - 1) * s.stride[1] +
-                     (a + row) * s.stride[2];
-    return {first, first + std::min(kGroup, rows - row) * s.stride[2], 64 / sizeof(T)};
   }
 
   // The sums of rows from `first` on, with zeros in lanes that are no columns.

@@ -10,8 +10,7 @@ template <class T>
 [[gnu::noinline]] void channels_last(T* to, int64_t lanes, const Grid<const T>& from, int64_t v,
                                      int64_t n, int64_t c0, int64_t channels, int64_t y0,
                                      int64_t height, int64_t x0, int64_t width) {
-  const T* base = from.data + std::min(v, from.size[0] - 1) * from.stride[0] + n * from.stride[1] +
-                  c0 * from.stride[2];
+  const T* base = from.channel(v, n, c0);
   const int64_t lo = std::clamp<int64_t>(-x0, 0, width);
   const int64_t hi = std::clamp<int64_t>(from.size[5] - x0, lo, width);
   const int64_t top = std::clamp<int64_t>(-y0, 0, height);

@@ -59,14 +59,18 @@ class TileTransform {
     const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
     // Measured: what it takes to store products, and to add to them after the first slab.
     const double slabs = ceil_div(tiles_down(p), slab_of(p, inside ? channels : rows));
-    constexpr double kStored = kVectorBytes == 64 ? 4 : 2, kAdded = kVectorBytes == 64 ? 32 : 6;
+    constexpr double kStored = kVectorBytes == 64 ? 4 : 2, kAdded = kVectorBytes == 64 ? 32 : 14;
     const double stored = slabs > 1 ? kAdded * slabs : kStored;
     const double lone = kManyRegisters && (inside ? row_vectors : channel_vectors) == 1 ? 1.7 : 1;
     const double narrow = lone * ((inside ? channels : rows) % kRows == 0 ? 1 : 1.2);
     const double turned = 1.5 * kTile * kTile * kWidth<T>;
-    return pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
-           tiles * (row_vectors * (4 * kPlanes + turned) +
-                    channel_vectors * (7 * kPlanes + turned) / reuse);
+    constexpr double kTurned = kManyRegisters ? 1 : 2;
+    // So many planes of tiles lie in the second-level cache.
+    constexpr double kFar = kManyRegisters && kTile == 4 ? 1.45 : 1;
+    return kFar * (pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
+                   kTurned * tiles *
+                       (row_vectors * (4 * kPlanes + turned) +
+                        channel_vectors * (7 * kPlanes + turned) / reuse));
   }
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)

@@ -245,11 +245,49 @@ void line_columns(const T* s, int64_t rows, const T* x, int64_t x_step, int64_t 
   }
 }
 
+// How often that reads a row.
+template <class T>
+int64_t line_passes(int64_t columns) {
+  return ceil_div(columns, 3 * kWidth<T>);
+}
+
 // Instructions of line_columns for `steps` steps in all, by so many calls.
 inline double line_cost(int64_t rows, int64_t vectors, double steps, double calls) {
   // Fewer than eight sums wait for each other.
   const double busy = std::max<double>(rows + (rows % 4 == 0 ? 0 : 1), 8.0 / vectors);
   return busy * vectors * ((vectors > 2 ? 1.1 : vectors == 2 ? 1.2 : 1.6) * steps + 3 * calls);
+}
+
+// c[j][k][lane] (+)= sum over steps of s[step][lane] * x[j * x_pitch + step + k] on C channels j, K
+// taps k and V vectors.
+template <class T, int C, int K, int V>
+[[gnu::always_inline]] inline void tap_tile(const T* __restrict s, const T* __restrict x,
+                                            int64_t x_pitch, LineSteps all, T* __restrict c,
+                                            bool accumulate, Ahead<T> ahead) {
+  Reg<T> acc[C][K][V] = {};
+  do {
+    const T *at = x, *const end = x + all.steps;
+    do {
+      Reg<T> row[V];
+      for (int v = 0; v < V; ++v) row[v] = load(s + v * kWidth<T>);
+#pragma GCC unroll 32
+      for (int j = 0; j < C; ++j)
+        for (int k = 0; k < K; ++k) {
+          const Reg<T> window = broadcast(at[j * x_pitch + k]);
+          for (int v = 0; v < V; ++v) acc[j][k][v] += window * row[v];
+        }
+      s += V * kWidth<T>;
+      __builtin_prefetch(ahead.at, 0, 1);
+      ahead.at += ahead.step;
+    } while (++at < end);
+    x += all.x_pitch;
+  } while (--all.lines > 0);
+#pragma GCC unroll 32
+  for (int i = 0; i < C * K * V; ++i) {
+    T* at = c + i * kWidth<T>;
+    const Reg<T> sum = acc[i / (K * V)][i / V % K][i % V];
+    store(at, accumulate ? load(at) + sum : sum);
+  }
 }
 
 // Columns of a panel whose vectors hold kPart positions of kParts columns each, and its vectors.

@@ -96,6 +96,17 @@ LINES = [
         ((90, 50), (7, 6), 5),
     ]
 ]
+# Many rows of few channels, with columns enough that blocks have all of them.
+LINES += [
+    Layer("conv2d", channels, size, 1, 9, (("kernel_size", k), ("padding", k // 2)))
+    for channels, size, k in [
+        ((3, 64), (28, 28), 5),
+        ((3, 70), (10, 9), 3),
+        ((2, 64), (60, 3), 3),
+        ((5, 96), (50, 130), 5),
+        ((8, 64), (41, 66), 3),
+    ]
+]
 
 
 @over(LINES)
@@ -108,12 +119,13 @@ def test_lines_of_every_length(layer: Layer) -> None:
             assert_same(operation.run(data), operation.brute(data))
 
 
-@over(LINES[:3])
+@over(LINES[:3] + LINES[-5:])
 @pytest.mark.usefixtures("backend")
 def test_strided_lines(layer: Layer) -> None:
     data = draw(layer, torch.float32, integers=True)
     wanted = OPERATION.brute(data)
     sparse = torch.stack([data.s, data.s], -1)[..., 0]
     turned = data.s.mT.contiguous().mT
-    for s in (sparse, turned):
+    channels_last = data.s.movedim(2, -1).contiguous().movedim(-1, 2)
+    for s in (sparse, turned, channels_last):
         assert_same(OPERATION.run(replace(data, s=s, x=data.x.mT.contiguous().mT)), wanted)
