@@ -176,64 +176,65 @@ class BlockMaker {
   template <class F = Identity, class H = Identity>
   void make(T* values, const Block& block, const Samples& samples, int64_t v, bool accumulate,
             F of_small = {}, H of_large = {}) {
-    if (choice_.way == Way::columns)
-      return add_columns(values, problem_.small, problem_.large, block, samples, v, accumulate,
-                         of_small, of_large);
-    for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
-      if (!holds({block.group, block.b0, samples.first, column(v), slab}))
-        take_large(problem_.large, block, samples, v, slab, of_large);
-      take_small(problem_.small, block, samples, v, slab, of_small);
-      multiply(values, block, samples.count(), slab, accumulate || slab > 0);
-    }
+    make_of(problem_.small, problem_.large, values, block, samples, v, accumulate, of_small,
+            of_large);
   }
 
-  // squares += sum m x², sums += sum g x, where the problem has m and x, and `g` is like m. Windows
-  // of x are copied once, and squared where they are.
+  // squares += sum m x², sums += sum g x, where the problem has m and x, and `g` is like m.
   void make_both(T* squares, T* sums, const Block& block, const Samples& samples,
                  const Grid<const T>& g, bool x_is_small) {
-    const int64_t count = samples.count();
-    if (choice_.way == Way::columns) {
-      const auto& [small, large] = std::tie(problem_.small, problem_.large);
-      if (x_is_small) {
-        add_columns(sums, small, g, block, samples, 0, true, Identity{}, Identity{});
-        add_columns(squares, small, large, block, samples, 0, true, Square{}, Identity{});
-      } else {
-        add_columns(sums, g, large, block, samples, 0, true, Identity{}, Identity{});
-        add_columns(squares, small, large, block, samples, 0, true, Identity{}, Square{});
-      }
+    const auto& [small, large] = std::tie(problem_.small, problem_.large);
+    if (x_is_small) {
+      make_of(small, g, sums, block, samples, 0, true, Identity{}, Identity{});
+      make_of(small, large, squares, block, samples, 0, true, Square{}, Identity{});
       return;
     }
+    if (choice_.way == Way::columns) {
+      make_of(g, large, sums, block, samples, 0, true, Identity{}, Identity{});
+      make_of(small, large, squares, block, samples, 0, true, Identity{}, Square{});
+      return;
+    }
+    // Windows are copied once, and squared where they are.
+    key_ = {};
     for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
-      take_large(x_is_small ? g : problem_.large, block, samples, 0, slab, Identity{});
-      take_small(x_is_small ? problem_.small : g, block, samples, 0, slab, Identity{});
-      multiply(sums, block, count, slab, true);
-      if (x_is_small) {
-        take_large(problem_.large, block, samples, 0, slab, Identity{});
-        take_small(problem_.small, block, samples, 0, slab, Square{});
-      } else {
-        square_large(block, count, slab);
-        take_small(problem_.small, block, samples, 0, slab, Identity{});
-      }
-      multiply(squares, block, count, slab, true);
+      take_large(large, block, samples, 0, slab, Identity{});
+      take_small(g, block, samples, 0, slab, Identity{});
+      multiply(sums, block, samples.count(), slab, true);
+      square_large(block, samples.count(), slab);
+      take_small(small, block, samples, 0, slab, Identity{});
+      multiply(squares, block, samples.count(), slab, true);
     }
   }
 
  private:
-  // What the windows were made from: channels, sample, column and slab.
-  using Key = std::array<int64_t, 5>;
+  // What the windows were made from.
+  struct Key {
+    const T* from = nullptr;
+    int64_t channels = 0, slab = 0;
+    bool squared = false;
+    bool operator==(const Key&) const = default;
+  };
 
-  int64_t column(int64_t v) const { return problem_.large.size[0] > 1 ? v : 0; }
-  bool holds(const Key& key) { return std::exchange(key_, key) == key; }
-
+  // make() of other grids than the problem's, which are like them.
   template <class F, class H>
-  void add_columns(T* values, const Grid<const T>& small, const Grid<const T>& large,
-                   const Block& block, const Samples& samples, int64_t v, bool accumulate,
-                   F of_small, H of_large) {
+  void make_of(const Grid<const T>& small, const Grid<const T>& large, T* values,
+               const Block& block, const Samples& samples, int64_t v, bool accumulate, F of_small,
+               H of_large) {
     const int64_t a = block.group * problem_.rows + block.a0;
     const int64_t b = block.group * problem_.channels + block.b0;
-    for (int64_t n = samples.first; n < samples.last; ++n)
-      columns_->multiply(values, small, large, n, v, a, block.rows(), b, block.channels(),
-                         accumulate || n > samples.first, of_small, of_large);
+    if (choice_.way == Way::columns) {
+      for (int64_t n = samples.first; n < samples.last; ++n)
+        columns_->multiply(values, small, large, n, v, a, block.rows(), b, block.channels(),
+                           accumulate || n > samples.first, of_small, of_large);
+      return;
+    }
+    for (int64_t slab = 0; slab < planes_.slabs(); ++slab) {
+      const Key key{large.channel(v, samples.first, b), block.channels(), slab,
+                    std::is_same_v<H, Square>};
+      if (std::exchange(key_, key) != key) take_large(large, block, samples, v, slab, of_large);
+      take_small(small, block, samples, v, slab, of_small);
+      multiply(values, block, samples.count(), slab, accumulate || slab > 0);
+    }
   }
 
   // The windows of a block's channels.
@@ -293,5 +294,5 @@ class BlockMaker {
   std::optional<Lanes<T>> lanes_;
   std::optional<Columns<T>> columns_;
   Tilings<T> tiles_;
-  Key key_{-1, -1, -1, -1, -1};
+  Key key_;
 };
