@@ -11,6 +11,8 @@ DEVICE ?= cpu
 CUDA ?= 0
 
 BIN := $(VENV)/bin
+# Python compiles a module when it is first imported; most of what torch brings never is.
+PIP := $(BIN)/pip install --quiet --no-compile
 INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
@@ -24,12 +26,12 @@ venv: $(LIBRARY)
 # By a path and not by a finder, which a script beside a clone named lapkernels would not reach.
 $(INSTALLED): pyproject.toml setup.py tests/integrations/requirements.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet $(TORCH)
-	$(BIN)/pip install --quiet numpy setuptools wheel ninja
+	$(PIP) $(TORCH)
+	$(PIP) numpy setuptools wheel ninja
 	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
-		$(BIN)/pip install --quiet --no-build-isolation --config-settings editable_mode=compat \
+		$(PIP) --no-build-isolation --config-settings editable_mode=compat \
 		-e '.[test,demo,lint,docs]'
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -r tests/integrations/requirements.txt
+	$(PIP) --no-deps --no-build-isolation -r tests/integrations/requirements.txt
 	touch $@
 
 # Without a compiler the target stays absent and the reference backend serves.
@@ -93,7 +95,7 @@ triton-report: venv
 
 # Other packages to compare with. None may touch torch, so their requirements are left out.
 bench-peers: venv
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -r benchmarks/peers.txt
+	$(PIP) --no-deps --no-build-isolation -r benchmarks/peers.txt
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .hypothesis .benchmarks

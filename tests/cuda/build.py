@@ -5,23 +5,18 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
 import torch
+
+from tests.native.build import COMPILER
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-COMPILER = os.environ.get("CXX", "g++")
 FLAGS = ["-std=c++20", "-ffp-contract=fast", "-Wno-unknown-pragmas", f"-I{HERE}"]
-
-needs_compiler = pytest.mark.skipif(
-    shutil.which(COMPILER) is None, reason="there is no C++ compiler"
-)
 
 
 def compile_all(sources: Sequence[Path], flags: Sequence[str], target: Path) -> Path:

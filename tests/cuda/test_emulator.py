@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cuda.build import HERE, ROOT, compile_all, needs_compiler
+from tests.cuda.build import HERE, ROOT, compile_all
+from tests.native.build import needs_compiler
 
 pytestmark = needs_compiler
 

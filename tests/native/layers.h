@@ -125,20 +125,18 @@ struct Layer {
 
   // A large layer has few channels and so many positions that the kernels go slab by slab.
   explicit Layer(bool is_large = false) {
-    const int dims = int(draw(1, is_large ? 2 : 3));
-    taps.groups = draw(0, 3) == 0 ? draw(2, 3) : 1;
+    // A first layer has many rows and few channels.
+    const bool is_first = !kSmall && !is_large && draw(0, 2) == 0;
+    const int dims = is_first ? 2 : int(draw(1, is_large ? 2 : 3));
+    taps.groups = !is_first && draw(0, 3) == 0 ? draw(2, 3) : 1;
     const int64_t most = is_large ? 10 : !kSmall && draw(0, 4) == 0 ? 40 : 7;
-    a = taps.groups * draw(1, most);
-    b = taps.groups * draw(1, most);
+    a = is_first ? draw(1, 70) : taps.groups * draw(1, most);
+    b = is_first ? draw(1, 4) : taps.groups * draw(1, most);
     columns = draw(1, 4);
     samples = draw(1, 4);
-    const bool plain = draw(0, 1) == 0;  // 3 x 3 or 5 x 5, stride 1: the kernels' fast ways
+    // 3 x 3 or 5 x 5, stride 1: the kernels' fast ways
+    const bool plain = is_first || draw(0, 1) == 0;
     const int64_t side = draw(0, 2) == 0 ? 5 : 3;
-    if (plain && side == 5 && !kSmall && !is_large) {  // a first layer
-      taps.groups = 1;
-      a = draw(1, 40);
-      b = draw(1, 4);
-    }
     for (int d = 0; d < 3; ++d) {
       const bool used = d >= 3 - dims;
       taps.kernel[d] = !used ? 1 : plain ? side : draw(1, 4);
