@@ -11,8 +11,7 @@ DEVICE ?= cpu
 CUDA ?= 0
 
 BIN := $(VENV)/bin
-# Python compiles a module when it is first imported; most of what torch brings never is.
-PIP := $(BIN)/pip install --quiet --no-compile
+PIP := $(BIN)/pip install --quiet
 INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
