@@ -80,31 +80,26 @@ def test_every_number_of_channels(layer: Layer) -> None:
 
 
 # Lines of windows and positions: widths, heights and rows around the pieces that are multiplied at
-# once, images of several slabs, and a last block of fewer channels.
+# once, images of several slabs, and a last block of fewer channels; then many rows of few channels,
+# with columns enough that blocks have all of them.
 LINES = [
-    Layer("conv2d", channels, size, 1, 2, (("kernel_size", k), ("padding", k // 2)))
-    for channels, size, k in [
-        ((1, 7), (5, 200), 5),
-        ((3, 25), (30, 47), 5),
-        ((3, 6), (9, 130), 3),
-        ((4, 24), (17, 129), 5),
-        ((16, 23), (70, 150), 3),
-        ((40, 5), (6, 49), 5),
-        ((16, 7), (40, 33), 5),
-        ((2, 13), (64, 257), 3),
-        ((8, 12), (3, 48), 3),
-        ((90, 50), (7, 6), 5),
-    ]
-]
-# Many rows of few channels, with columns enough that blocks have all of them.
-LINES += [
-    Layer("conv2d", channels, size, 1, 9, (("kernel_size", k), ("padding", k // 2)))
-    for channels, size, k in [
-        ((3, 64), (28, 28), 5),
-        ((3, 70), (10, 9), 3),
-        ((2, 64), (60, 3), 3),
-        ((5, 96), (50, 130), 5),
-        ((8, 64), (41, 66), 3),
+    Layer("conv2d", channels, size, 1, columns, (("kernel_size", k), ("padding", k // 2)))
+    for channels, size, k, columns in [
+        ((1, 7), (5, 200), 5, 2),
+        ((3, 25), (30, 47), 5, 2),
+        ((3, 6), (9, 130), 3, 2),
+        ((4, 24), (17, 129), 5, 2),
+        ((16, 23), (70, 150), 3, 2),
+        ((40, 5), (6, 49), 5, 2),
+        ((16, 7), (40, 33), 5, 2),
+        ((2, 13), (64, 257), 3, 2),
+        ((8, 12), (3, 48), 3, 2),
+        ((90, 50), (7, 6), 5, 2),
+        ((3, 64), (28, 28), 5, 9),
+        ((3, 70), (10, 9), 3, 9),
+        ((2, 64), (60, 3), 3, 9),
+        ((5, 96), (50, 130), 5, 9),
+        ((8, 64), (41, 66), 3, 9),
     ]
 ]
 
