@@ -113,7 +113,7 @@ template <class T, int kTaps, int kTile, class Sink>
   Reg<T> half[kTaps][P];
   for (int x = 0; x < P; ++x) {
     Reg<T> in[P], out[kTaps];
-    for (int y = 0; y < P; ++y) in[y] = load(products + (y * P + x) * step);
+    for (int y = 0; y < P; ++y) in[y] = load_once(products + (y * P + x) * step);
     Points::taps(in, out);
     for (int y = 0; y < kTaps; ++y) half[y][x] = out[y];
   }

@@ -28,6 +28,13 @@ template <class T>
 inline Reg<T> load(const T* p) {
   return *reinterpret_cast<const typename Simd<T>::Vec*>(p);
 }
+// For a value of several uses, which GCC may otherwise read from memory for each of them.
+template <class T>
+inline Reg<T> load_once(const T* p) {
+  Reg<T> value = load(p);
+  asm("" : "+v"(value));
+  return value;
+}
 template <class T>
 inline void store(T* p, Reg<T> v) {
   *reinterpret_cast<typename Simd<T>::Vec*>(p) = v;
@@ -96,6 +103,18 @@ inline auto join(V a, V b) {
   return [&]<int... i>(std::integer_sequence<int, i...>) {
     return __builtin_shufflevector(a, b, i...);
   }(std::make_integer_sequence<int, 2 * sizeof(V) / sizeof(a[0])>{});
+}
+
+// The lower half of a vector and the upper one, to places of their own.
+template <class T>
+inline void store_halves(T* low, T* high, Reg<T> v) {
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    constexpr int half = kWidth<T> / 2;
+    const auto a = __builtin_shufflevector(v, v, i...);
+    const auto b = __builtin_shufflevector(v, v, (half + i)...);
+    __builtin_memcpy(low, &a, sizeof(a));
+    __builtin_memcpy(high, &b, sizeof(b));
+  }(std::make_integer_sequence<int, kWidth<T> / 2>{});
 }
 
 // out[i] = entry i of each of kWidth rows that lie `pitch` apart, for the first kPart entries.

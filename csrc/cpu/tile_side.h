@@ -64,8 +64,8 @@ class TileSide {
   using Points = PointTransform<T, kTaps, kTile>;
 
  public:
-  // `channels` at most, in packs of so many (0: all in one) in whole vectors; `slab` rows of
-  // `across` tiles, `slots` of them held.
+  // `channels` at most, in packs of so many, half a vector or whole ones (0: all in one); `slab`
+  // rows of `across` tiles, `slots` of them held.
   TileSide(const Correlation<T>& p, int64_t channels, int64_t pack, int64_t across, int64_t down,
            int64_t slab, int64_t slots)
       : grid_(kWindows ? p.large : p.small),
@@ -74,7 +74,7 @@ class TileSide {
         across_(across),
         down_(down),
         slab_(slab),
-        size_(pack ? ceil_div(channels, pack) * pack_size(pack)
+        size_(pack ? ceil_div(round_up(channels, kWidth<T>), pack) * pack_size(pack)
                    : pack_size(round_up(channels, kWidth<T>))),
         keys_(slots, Key{-1, -1, -1, -1}),
         input_((kTile * slab + kHalo) * width() * round_up(channels, kWidth<T>)),
@@ -142,7 +142,13 @@ class TileSide {
           for (int y = 0; y < P; ++y) {
             Reg<T> out[P];
             along(half[y], out);
-            for (int x = 0; x < P; ++x) store(lane + (y * P + x) * plane, out[x]);
+            for (int x = 0; x < P; ++x) {
+              T* at = lane + (y * P + x) * plane;
+              if (pack < kWidth<T>)
+                store_halves(at, at + kPlanes * plane, out[x]);
+              else
+                store(at, out[x]);
+            }
           }
         }
       }
