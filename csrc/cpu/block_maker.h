@@ -60,7 +60,7 @@ template <class T>
 Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
   // Copies of an entry, and what shifted vectors cost that lie across lines of the cache: measured.
   constexpr double kCopy = 0.3, kTurn = kVectorBytes == 64 ? 1.2 : 0.8;
-  constexpr double kShifted = kVectorBytes == 64 ? 2.6 : 1.3;
+  constexpr double kShifted = kVectorBytes == 64 ? 2.6 : 1.3, kStored = 14;
   const double width = channels * p.kernel;
   const double reuse = p.large.size[0] > 1 ? 1 : p.columns;
   const Planes planes = planes_of(p, channels, Way::dots);
@@ -77,7 +77,7 @@ Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
   if (pitch * slabs.positions(0) * sizeof(T) <= kTurnedBytes)
     offer({Way::lanes,
            {1, p.kernel * pitch, pitch, p.taps.kernel[2] * pitch},
-           lanes_cost(pitch / kWidth<T>) * width * (p.positions + 4.0 * slabs.slabs()) +
+           lanes_cost(pitch / kWidth<T>) * width * (p.positions + kStored * slabs.slabs()) +
                kTurn * rows * p.positions + fill / (slabs.slabs() > 1 ? 1 : reuse)});
   if (Columns<T>::applies(p, channels))
     offer({Way::columns, Columns<T>::layout(p.taps, channels),

@@ -18,7 +18,8 @@ class TileRows {
   static constexpr int64_t kPiece = (28 << 10) / (P * kGroup * sizeof(T)) / kPart<T> * kPart<T>;
   static constexpr int64_t kPlane = kPiece * kGroup + 64 / sizeof(T);
   // Channels that are multiplied at a time: as the registers allow.
-  static constexpr int kChannels = (kManyRegisters ? 28 : 13) / (kVectors * kTaps);
+  static constexpr int kChannels =
+      kManyRegisters ? 30 / ((kVectors + 1) * kTaps) : 13 / (kVectors * kTaps);
 
  public:
   static bool applies(const Correlation<T>& p) { return TileTransform<T, kTaps, 2>::applies(p); }

@@ -66,7 +66,7 @@ class TileTransform {
     const double turned = 1.5 * kTile * kTile * kWidth<T>;
     constexpr double kTurned = kManyRegisters ? 1 : 2;
     // So many planes of tiles lie in the second-level cache.
-    constexpr double kFar = kManyRegisters && kTile == 4 ? 1.45 : 1;
+    constexpr double kFar = !kManyRegisters ? 1 : kTile == 4 ? 1.3 : 0.88;
     return kFar * (pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
                    kTurned * tiles *
                        (row_vectors * (4 * kPlanes + turned) +
@@ -77,14 +77,13 @@ class TileTransform {
       : inside_(rows_inside(rows, channels)),
         inner_(pitch(rows, channels)),
         others_(inside_ ? channels : rows),
-        pack_(inner_ > kWidth<T> ? kRows : 2 * kRows),
         across_(tiles_across(p)),
         down_(tiles_down(p)),
         slab_(slab_of(p, others_)),
-        windows_(p, inside_ ? channels : kPanel<T>, inside_ ? pack_ : 0, across_, down_, slab_,
+        windows_(p, inside_ ? channels : kPanel<T>, inside_ ? kPack : 0, across_, down_, slab_,
                  slots(inside_ ? channels : inner_)),
-        positions_(p, inside_ ? kPanel<T> : rows, inside_ ? 0 : pack_, across_, down_, slab_, 1),
-        products_(kPlanes * kPanel<T> * (slabs() > 1 ? panels(inner_) * others_ : pack_)) {}
+        positions_(p, inside_ ? kPanel<T> : rows, inside_ ? 0 : kPack, across_, down_, slab_, 1),
+        products_(kPlanes * kPanel<T> * (slabs() > 1 ? panels(inner_) * others_ : step())) {}
 
   // sink(at, pitch, g): vectors of G of rows [a, a + rows) and channels [b, b + channels), at
   // entries at, at + pitch, ... of [other][tap][inner].
@@ -104,16 +103,16 @@ class TileTransform {
                              : windows_.planes(slot, n, v, b + first, last - first, slab);
         const T* s = inside_ ? positions_.planes(0, n, v, a + first, last - first, slab)
                              : positions_.planes(0, n, v, a, rows, slab);
-        const int64_t packs = ceil_div(others, pack_);
-        for (int64_t pack = 0; pack < packs; ++pack) {
-          const int64_t other = pack * pack_, some = std::min(pack_, others - other);
+        const int64_t step = this->step(), parts = ceil_div(others, step);
+        for (int64_t part = 0; part < parts; ++part) {
+          const int64_t other = part * step, some = std::min(step, others - other);
           if (inside_ || panel == 0)
             positions_.fetch_next(n, v, inside_ ? a + first : a, inside_ ? last - first : rows,
-                                  slab, pack, packs);
+                                  slab, part, parts);
           T* products = products_.data();
           if (slabs > 1) products += (panel * others_ + other) * kPlanes * kPanel<T>;
-          multiply((inside_ ? x : s) + pack * kPlanes * plane(pack_), inside_ ? s : x, some,
-                   last - first, slab, products);
+          const T* outer = (inside_ ? x : s) + other / kPack * kPlanes * plane(kPack);
+          multiply(outer + other % kPack, inside_ ? s : x, some, last - first, slab, products);
           if (slab + 1 == slabs)
             recover(products, some, last - first, other * kTaps * kTaps * inner_ + first, sink);
         }
@@ -122,6 +121,8 @@ class TileTransform {
 
  private:
   static constexpr int64_t kSlabBytes = 224 << 10, kHeldBytes = 128 << 10;
+  // Others that lie side by side. With AVX-512 a line of the cache would hold those of two steps.
+  static constexpr int64_t kPack = kManyRegisters ? kRows : 2 * kRows;
 
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], kTile); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], kTile); }
@@ -139,6 +140,8 @@ class TileTransform {
                                 : std::max<int64_t>(1, vectors / kVectors);
   }
   int64_t slabs() const { return ceil_div(down_, slab_); }
+  // Others that a panel meets at a time.
+  int64_t step() const { return inner_ > kWidth<T> ? kRows : kPack; }
 
   // Columns of a sample share its windows: all are held if they are few.
   int64_t slots(int64_t channels) const {
@@ -146,13 +149,13 @@ class TileTransform {
     return bytes <= kHeldBytes ? slabs() * (inside_ ? 1 : panels(inner_)) : 1;
   }
 
-  // products[other][point][inner] (+)= sum over the slab's tiles, for others of one pack
+  // products[other][point][inner] (+)= sum over the slab's tiles, for some others of a pack
   void multiply(const T* outer, const T* inner, int64_t others, int64_t lanes, int64_t slab,
                 T* products) const {
     const int64_t tiles = std::min(slab_, down_ - slab * slab_) * across_;
     const auto run = lanes > 2 * kWidth<T> ? &TileTransform::multiply_rows<kRows, 3>
                      : lanes > kWidth<T>   ? &TileTransform::multiply_rows<kRows, 2>
-                                           : &TileTransform::multiply_rows<2 * kRows, 1>;
+                                           : &TileTransform::multiply_rows<kPack, 1>;
     (this->*run)(outer, inner, others, tiles, products, slab > 0);
   }
 
@@ -161,19 +164,19 @@ class TileTransform {
   void multiply_rows(const T* outer, const T* inner, int64_t others, int64_t tiles, T* products,
                      bool accumulate) const {
     for (; others >= R; others -= R, outer += R, products += R * kPlanes * kPanel<T>)
-      multiply_points<R, C>(outer, pack_, plane(pack_), inner, plane(C * kWidth<T>), tiles,
-                            products, accumulate);
+      multiply_points<R, C>(outer, plane(kPack), inner, plane(C * kWidth<T>), tiles, products,
+                            accumulate);
     if constexpr (R > 1)
       if (others > 0)
         multiply_rows<R <= 4 ? R - 1 : 4, C>(outer, inner, others, tiles, products, accumulate);
   }
 
   template <int R, int C>
-  [[gnu::noinline]] static void multiply_points(const T* outer, int64_t pack, int64_t outer_plane,
-                                                const T* inner, int64_t inner_plane, int64_t tiles,
-                                                T* products, bool accumulate) {
+  [[gnu::noinline]] static void multiply_points(const T* outer, int64_t outer_plane, const T* inner,
+                                                int64_t inner_plane, int64_t tiles, T* products,
+                                                bool accumulate) {
     for (int point = 0; point < kPlanes; ++point) {
-      product_tile<T, R, C>(outer, 1, pack, inner, C * kWidth<T>, tiles, products,
+      product_tile<T, R, C>(outer, 1, kPack, inner, C * kWidth<T>, tiles, products,
                             kPlanes * kPanel<T>, accumulate);
       outer += outer_plane;
       inner += inner_plane;
@@ -189,9 +192,7 @@ class TileTransform {
   }
 
   bool inside_;  // the rows are the inner side
-  int64_t inner_, others_;
-  int64_t pack_;  // others that lie side by side and meet a panel at a time
-  int64_t across_, down_, slab_;
+  int64_t inner_, others_, across_, down_, slab_;
   TileSide<T, kTaps, kTile, true> windows_;
   TileSide<T, kTaps, kTile, false> positions_;
   Scratch<T> products_;

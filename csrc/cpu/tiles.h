@@ -255,31 +255,43 @@ int64_t line_passes(int64_t columns) {
 inline double line_cost(int64_t rows, int64_t vectors, double steps, double calls) {
   // Fewer than eight sums wait for each other.
   const double busy = std::max<double>(rows + (rows % 4 == 0 ? 0 : 1), 8.0 / vectors);
-  return busy * vectors * ((vectors > 2 ? 1.1 : vectors == 2 ? 1.2 : 1.6) * steps + 3 * calls);
+  constexpr double kCall = 10;  // measured
+  return busy * vectors * ((vectors > 2 ? 1.1 : vectors == 2 ? 1.2 : 1.6) * steps + kCall * calls);
 }
 
 // c[j][k][lane] (+)= sum over steps of s[step][lane] * x[j * x_pitch + step + k] on C channels j, K
-// taps k and V vectors.
+// taps k and V vectors. Where there are registers enough, a window is broadcast once for the K
+// steps that it serves.
 template <class T, int C, int K, int V>
 [[gnu::always_inline]] inline void tap_tile(const T* __restrict s, const T* __restrict x,
                                             int64_t x_pitch, LineSteps all, T* __restrict c,
                                             bool accumulate, Ahead<T> ahead) {
-  Reg<T> acc[C][K][V] = {};
+  Reg<T> acc[C][K][V] = {}, window[C][K];
   do {
     const T *at = x, *const end = x + all.steps;
-    do {
+    for (int j = 0; j < C; ++j)
+      for (int k = 0; k < K - 1; ++k) window[j][k] = broadcast(at[j * x_pitch + k]);
+    // The window of tap k is held at (turn + k) % K. Returns whether there are more steps.
+    auto step = [&]<int turn>() __attribute__((always_inline)) {
       Reg<T> row[V];
       for (int v = 0; v < V; ++v) row[v] = load(s + v * kWidth<T>);
 #pragma GCC unroll 32
       for (int j = 0; j < C; ++j)
         for (int k = 0; k < K; ++k) {
-          const Reg<T> window = broadcast(at[j * x_pitch + k]);
-          for (int v = 0; v < V; ++v) acc[j][k][v] += window * row[v];
+          Reg<T>& one = window[j][(turn + k) % K];
+          if (!kManyRegisters || k == K - 1) one = broadcast(at[j * x_pitch + k]);
+          for (int v = 0; v < V; ++v) acc[j][k][v] += one * row[v];
         }
       s += V * kWidth<T>;
       __builtin_prefetch(ahead.at, 0, 1);
       ahead.at += ahead.step;
-    } while (++at < end);
+      return ++at < end;
+    };
+    auto turns =
+        [&]<int... turn>(std::integer_sequence<int, turn...>)
+            __attribute__((always_inline)) { return (step.template operator()<turn>() && ...); };
+    while (turns(std::make_integer_sequence<int, kManyRegisters ? K : 1>{})) {
+    }
     x += all.x_pitch;
   } while (--all.lines > 0);
 #pragma GCC unroll 32
