@@ -27,7 +27,7 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   const Partition part =
       partition(p, std::clamp<int64_t>(6 * kBlockValues / columns, 256, kBlockValues));
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
-  constexpr int64_t kFew = 8, kStrip = 3;
+  constexpr int64_t kFew = 8;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
   const int64_t size = part.size();
@@ -39,8 +39,6 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels, part.choice);
     Scratch<T> values(columns * size);
-    std::vector<int64_t> offsets(columns);
-    for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
     // Entries of all columns at a time that stay in the first-level cache.
     const int64_t piece =
         std::clamp<int64_t>((24 << 10) / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
@@ -54,20 +52,15 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
         }
         const int64_t count = maker.size(blocks[b]);
         for (int64_t first = 0; first < count; first += piece)
-          for (int64_t v = 0; v < columns; v += kStrip) {
-            const int64_t strip = std::min(kStrip, columns - v);
-            const T* at = values.data() + first;
-            dot_block<T, true>(at + v * size, size, strip, at, offsets.data(), v + strip,
-                               std::min(piece, count - first), gram + v * columns, columns, true,
-                               weights.block(b) + first);
-          }
+          gram_rows(values.data() + first, size, columns, std::min(piece, count - first),
+                    weights.block(b) + first, gram);
       }
     }
   });
   for (int64_t n = 0; n < p.samples; ++n)
     for (int64_t v = 0; v < columns; ++v)
       for (int64_t w = 0; w < columns; ++w) {
-        // Only the lower half was summed in full; its mirror keeps C symmetric to the bit.
+        // Only the lower half was summed; its mirror keeps C symmetric to the bit.
         const int64_t low = std::max(v, w) * columns + std::min(v, w);
         T total = 0;
         for (int64_t share = 0; share < shares; ++share)

@@ -40,7 +40,7 @@ template <class T, int R, int C>
     i += kWidth<T>;
   } while (i + kWidth<T> <= count);
   for (int r = 0; r < R; ++r) {
-    T sums[round_up(C, 4)];
+    T sums[C];
     sum_each<C>(acc[r], sums);
     for (int c = 0; c < C; ++c) {
       T rest = bias ? bias[c] : T(0);

@@ -156,26 +156,14 @@ inline typename Quarter<T>::Reg fold(Reg<T> v) {
 }
 
 // out[c] = sum of the lanes of v[c], several vectors at a time.
-template <int C>
-inline void sum_each(const Reg<float>* v, float* out) {
-  typedef Quarter<float>::Reg Q;
-  for (int c = 0; c < C; c += 4) {
-    Q q[4] = {};
-    for (int i = 0; i < 4 && c + i < C; ++i) q[i] = fold<float>(v[c + i]);
-    const Q ab = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5) +
-                 __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
-    const Q cd = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5) +
-                 __builtin_shufflevector(q[2], q[3], 2, 6, 3, 7);
-    const Q all =
-        __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
-    __builtin_memcpy(out + c, &all, sizeof(float) * std::min(4, C - c));
-  }
-}
-template <int C>
-inline void sum_each(const Reg<double>* v, double* out) {
-  for (int c = 0; c < C; ++c) {
-    const auto pair = fold<double>(v[c]);
-    out[c] = pair[0] + pair[1];
+template <int C, class T>
+inline void sum_each(const Reg<T>* v, T* out) {
+  constexpr int n = kPart<T>;
+  for (int c = 0; c < C; c += n) {
+    Reg<T> some[n] = {};
+    for (int i = 0; i < n && c + i < C; ++i) some[i] = v[c + i];
+    const auto sums = fold<T>(sum_parts<T>(some));
+    __builtin_memcpy(out + c, &sums, sizeof(T) * std::min(n, C - c));
   }
 }
 

@@ -3,12 +3,12 @@
 //
 // Every sum has at least one term: GCC would keep those of a loop that may be empty in memory.
 
-// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q w[q] * a[r][q] *
-// b[offset_j + q]. q runs over `count` entries, a whole number of vectors.
-template <class T, int R, int C, bool kWeighted>
+// Dot products of R rows with C shifted rows: c[r * pitch + j] (+)= sum_q a[r][q] * b[offset_j +
+// q]. q runs over `count` entries, a whole number of vectors.
+template <class T, int R, int C>
 [[gnu::noinline]] void dot_tile(const T* __restrict a, int64_t a_pitch, const T* __restrict b,
                                 const int64_t* __restrict offsets, int64_t count, T* __restrict c,
-                                int64_t c_pitch, bool accumulate, const T* __restrict w) {
+                                int64_t c_pitch, bool accumulate) {
   Reg<T> acc[R][C] = {};
   const T* columns[C];
   for (int j = 0; j < C; ++j) columns[j] = b + offsets[j];
@@ -16,10 +16,6 @@ template <class T, int R, int C, bool kWeighted>
   do {
     Reg<T> rows[R];
     for (int r = 0; r < R; ++r) rows[r] = load(a + r * a_pitch + q);
-    if constexpr (kWeighted) {
-      const Reg<T> weight = load(w + q);
-      for (int r = 0; r < R; ++r) rows[r] *= weight;
-    }
     for (int j = 0; j < C; ++j) {
       const Reg<T> column = load(columns[j] + q);
       for (int r = 0; r < R; ++r) acc[r][j] += rows[r] * column;
@@ -34,29 +30,99 @@ template <class T, int R, int C, bool kWeighted>
 }
 
 // dot_tile for any number of rows and columns.
-template <class T, bool kWeighted = false>
+template <class T>
 void dot_block(const T* a, int64_t a_pitch, int64_t rows, const T* b, const int64_t* offsets,
-               int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate,
-               const T* w = nullptr) {
+               int64_t columns, int64_t count, T* c, int64_t c_pitch, bool accumulate) {
   constexpr int C = kManyRegisters ? 6 : 4;
   int64_t r = 0;
   auto strip = [&]<int R, int Wide>() {
     int64_t j = 0;
-    for (; j + Wide <= columns; j += Wide)
-      dot_tile<T, R, Wide, kWeighted>(a + r * a_pitch, a_pitch, b, offsets + j, count,
-                                      c + r * c_pitch + j, c_pitch, accumulate, w);
-    for (; j + 2 <= columns; j += 2)
-      dot_tile<T, R, 2, kWeighted>(a + r * a_pitch, a_pitch, b, offsets + j, count,
-                                   c + r * c_pitch + j, c_pitch, accumulate, w);
-    for (; j < columns; ++j)
-      dot_tile<T, R, 1, kWeighted>(a + r * a_pitch, a_pitch, b, offsets + j, count,
-                                   c + r * c_pitch + j, c_pitch, accumulate, w);
+    auto some = [&]<int W>() {
+      for (; j + W <= columns; j += W)
+        dot_tile<T, R, W>(a + r * a_pitch, a_pitch, b, offsets + j, count, c + r * c_pitch + j,
+                          c_pitch, accumulate);
+    };
+    some.template operator()<Wide>();
+    some.template operator()<2>();
+    some.template operator()<1>();
     r += R;
   };
   // Rows go by threes where that leaves no single one behind, else by twos.
   while (rows - r >= 3 && rows - r != 4) strip.template operator()<3, C>();
   while (rows - r >= 2) strip.template operator()<2, C + C / 2>();
   if (rows - r == 1) strip.template operator()<1, 8>();
+}
+
+// c[r * c_pitch + j] += sum_q w[q] * a[r * pitch + q] * b[j * pitch + q] on R rows and C columns.
+template <class T, int R, int C>
+[[gnu::noinline]] void gram_tile(const T* __restrict a, const T* __restrict b, int64_t pitch,
+                                 int64_t count, const T* __restrict w, T* __restrict c,
+                                 int64_t c_pitch) {
+  Reg<T> acc[R][C] = {};
+  int64_t q = 0;
+  do {
+    const Reg<T> weight = load(w + q);
+    Reg<T> rows[R];
+    for (int r = 0; r < R; ++r) rows[r] = weight * load(a + r * pitch + q);
+    for (int j = 0; j < C; ++j) {
+      const Reg<T> column = load(b + j * pitch + q);
+      for (int r = 0; r < R; ++r) acc[r][j] += rows[r] * column;
+    }
+  } while ((q += kWidth<T>) < count);
+  for (int r = 0; r < R; ++r) {
+    T totals[C];
+    sum_each<C>(acc[r], totals);
+    for (int j = 0; j < C; ++j) c[r * c_pitch + j] += totals[j];
+  }
+}
+
+// The same of R rows with each other, j <= r.
+template <class T, int R>
+[[gnu::noinline]] void gram_triangle(const T* __restrict a, int64_t pitch, int64_t count,
+                                     const T* __restrict w, T* __restrict c, int64_t c_pitch) {
+  Reg<T> acc[R][R] = {};
+  int64_t q = 0;
+  do {
+    const Reg<T> weight = load(w + q);
+    Reg<T> rows[R];
+    for (int r = 0; r < R; ++r) {
+      rows[r] = load_once(a + r * pitch + q);
+      const Reg<T> row = weight * rows[r];
+      for (int j = 0; j <= r; ++j) acc[r][j] += row * rows[j];
+    }
+  } while ((q += kWidth<T>) < count);
+  for (int r = 0; r < R; ++r) {
+    T totals[R];
+    sum_each<R>(acc[r], totals);
+    for (int j = 0; j <= r; ++j) c[r * c_pitch + j] += totals[j];
+  }
+}
+
+// c[r * rows + j] += sum_q w[q] * a[r * pitch + q] * a[j * pitch + q], j <= r, on any number of
+// rows.
+template <class T>
+void gram_rows(const T* a, int64_t pitch, int64_t rows, int64_t count, const T* w, T* c) {
+  constexpr int C = kManyRegisters ? 6 : 4;
+  for (int64_t first = 0; first < rows; first += C) {
+    const int64_t some = std::min<int64_t>(C, rows - first);
+    const T* own = a + first * pitch;
+    T* to = c + first * rows;
+    for (int64_t j = 0; j < first; j += C) {
+      int64_t r = 0;
+      auto strip = [&]<int R>() {
+        gram_tile<T, R, C>(own + r * pitch, a + j * pitch, pitch, count, w, to + r * rows + j,
+                           rows);
+        r += R;
+      };
+      while (some - r >= 3 && some - r != 4) strip.template operator()<3>();
+      while (some - r >= 2) strip.template operator()<2>();
+      if (some - r == 1) strip.template operator()<1>();
+    }
+    [&]<int... i>(std::integer_sequence<int, i...>) {
+      ((some == i + 1 ? gram_triangle<T, i + 1>(own, pitch, count, w, to + first, rows) : void()),
+       ...);
+    }(std::make_integer_sequence<int, C>{});
+  }
 }
 
 // Weighted sums of shifted rows: c[i][q] = sum_j w[j * R + i] * b[offset_j + q], R rows of
