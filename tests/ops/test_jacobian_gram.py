@@ -36,7 +36,7 @@ def test_is_bilinear_in_the_columns(layer: Layer) -> None:
     assert_same(jacobian_gram(mixed, *arguments), wanted)
 
 
-@pytest.mark.parametrize("columns", [1, 3, 4, 8, 15, 16, 17, 40])
+@pytest.mark.parametrize("columns", [*range(1, 14), 17, 40])
 @over([FEW[1], FEW[3], FEW[6]])
 @pytest.mark.usefixtures("backend")
 def test_any_number_of_columns(layer: Layer, columns: int) -> None:
