@@ -23,9 +23,9 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     const Grid<T> var{out.data, {1, 1, 1, 1, p.samples, 1}, {0, 0, 0, 0, out.stride[3], 0}};
     return jacobian_squared_dot(context, var, update, small, large, variance, taps);
   }
-  // All columns of a block stand in cache at once.
-  const Partition part =
-      partition(p, std::clamp<int64_t>(6 * kBlockValues / columns, 256, kBlockValues));
+  // All columns of a block stand in cache at once, and leave some of it to what they are made from.
+  const int64_t held = second_level_bytes() / 5 * 4 / sizeof(T) / columns;
+  const Partition part = partition(p, std::clamp<int64_t>(held, 256, 2 * kBlockValues));
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 8;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
