@@ -12,6 +12,7 @@ CUDA ?= 0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet
+BASE := $(VENV)/.lapkernels-base
 INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
@@ -19,22 +20,26 @@ NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name 
 .PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers cuda-report triton-report clean venv
 .DEFAULT_GOAL := test
 
-venv: $(LIBRARY)
+venv: $(INSTALLED) $(LIBRARY)
 
-# Installs without compiling; the next rule compiles, once, and shows the compiler's messages.
+# Installs without compiling; another rule compiles, once, and shows the compiler's messages.
 # By a path and not by a finder, which a script beside a clone named lapkernels would not reach.
-$(INSTALLED): pyproject.toml setup.py tests/integrations/requirements.txt
+$(BASE): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) $(TORCH)
 	$(PIP) numpy setuptools wheel ninja
 	LAPKERNELS_NO_EXTENSION=1 LAPKERNELS_REQUIRE_EXTENSION= \
-		$(PIP) --no-build-isolation --config-settings editable_mode=compat \
-		-e '.[test,demo,lint,docs]'
+		$(PIP) --no-deps --no-build-isolation --config-settings editable_mode=compat -e .
+	touch $@
+
+# The installed package names what its extras need.
+$(INSTALLED): $(BASE) tests/integrations/requirements.txt
+	$(PIP) 'lapkernels[test,demo,lint,docs]'
 	$(PIP) --no-deps --no-build-isolation -r tests/integrations/requirements.txt
 	touch $@
 
 # Without a compiler the target stays absent and the reference backend serves.
-$(LIBRARY): setup.py $(filter csrc/%,$(NATIVE_SOURCES)) | $(INSTALLED)
+$(LIBRARY): setup.py $(filter csrc/%,$(NATIVE_SOURCES)) | $(BASE)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
 
 demo: venv
