@@ -58,7 +58,8 @@ Planes planes_of(const Correlation<T>& p, int64_t channels, Way way) {
 // The cheapest way for a block, by the instructions of products and of copies.
 template <class T>
 Choice choose_way(const Correlation<T>& p, int64_t rows, int64_t channels) {
-  // Copies of an entry, and what shifted vectors cost that lie across lines of the cache: measured.
+  // Copies of an entry, what shifted vectors cost that lie across lines of the cache, and what it
+  // takes to store a sum: measured.
   constexpr double kCopy = 0.3, kTurn = kVectorBytes == 64 ? 1.2 : 0.8;
   constexpr double kShifted = kVectorBytes == 64 ? 2.6 : 1.3, kStored = 14;
   const double width = channels * p.kernel;

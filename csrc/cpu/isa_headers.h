@@ -17,23 +17,5 @@
 #include <variant>
 #include <vector>
 
-#if __has_include(<unistd.h>)
-#include <unistd.h>
-#endif
-
+#include "cache.h"
 #include "kernels.h"
-
-namespace lapkernels {
-
-// Bytes of a core's second-level cache, or as many as any has where the system does not tell.
-inline int64_t second_level_bytes() {
-  constexpr int64_t kLeast = 512 << 10;
-#ifdef _SC_LEVEL2_CACHE_SIZE
-  static const int64_t bytes = std::max<int64_t>(kLeast, sysconf(_SC_LEVEL2_CACHE_SIZE));
-  return bytes;
-#else
-  return kLeast;
-#endif
-}
-
-}  // namespace lapkernels

@@ -65,7 +65,7 @@ class TileTransform {
     const double narrow = lone * ((inside ? channels : rows) % kRows == 0 ? 1 : 1.2);
     const double turned = 1.5 * kTile * kTile * kWidth<T>;
     constexpr double kTurned = kManyRegisters ? 1 : 2;
-    // So many planes of tiles lie in the second-level cache.
+    // Measured: so many planes of the largest tiles lie in the second-level cache.
     constexpr double kFar = !kManyRegisters ? 1 : kTile == 4 ? 1.3 : 0.88;
     return kFar * (pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
                    kTurned * tiles *
