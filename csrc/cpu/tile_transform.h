@@ -59,7 +59,8 @@ class TileTransform {
     const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
     // Measured: what it takes to store products, and to add to them after the first slab.
     const double slabs = ceil_div(tiles_down(p), slab_of(p, inside ? channels : rows));
-    constexpr double kStored = kVectorBytes == 64 ? 4 : 2, kAdded = kVectorBytes == 64 ? 32 : 14;
+    constexpr double kStored = kVectorBytes < 64 ? 2 : kTile == 2 ? 4 : 6;
+    constexpr double kAdded = kVectorBytes == 64 ? 32 : 14;
     const double stored = slabs > 1 ? kAdded * slabs : kStored;
     const double lone = kManyRegisters && (inside ? row_vectors : channel_vectors) == 1 ? 1.7 : 1;
     const double narrow = lone * ((inside ? channels : rows) % kRows == 0 ? 1 : 1.2);
