@@ -49,6 +49,18 @@ struct MaskedRows {
   int64_t pitch = 0;
   const T* mask = nullptr;
   int64_t mask_pitch = 0;
+
+  // Asks for the lines of the cache that begin in [begin, end), of so many rows, for the
+  // second-level one.
+  void fetch(int64_t count, int64_t begin, int64_t end) const {
+    asm volatile("");  // or GCC leaves out calls of a function that only fetches
+    constexpr int64_t kLine = 64 / sizeof(T);
+    for (int64_t i = 0; data && i < count; ++i)
+      for (int64_t x = round_up(begin, kLine); x < end; x += kLine) {
+        __builtin_prefetch(data + i * pitch + x, 0, 1);
+        if (mask) __builtin_prefetch(mask + i * mask_pitch + x, 0, 1);
+      }
+  }
 };
 
 // Where sample n and channel c of a grid have the position u.

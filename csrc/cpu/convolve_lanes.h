@@ -55,21 +55,26 @@ template <class T, int R, int K, int Q>
     }
 }
 
-// Tiles of R vectors are so many positions wide, or up to six times as many.
+// Tiles of R vectors are so many positions wide, or up to some times as many.
 template <int R>
 constexpr int kSpreadUnit = (kManyRegisters ? 4 : 2) / R;
+template <int R>
+constexpr int kSpreadUnits = (kManyRegisters ? 24 : 12) / (R * kSpreadUnit<R>);
 
 // spread_tile for a row of any number of positions, in whole units, by tiles of nearly as many.
+// What `ahead` has of the same positions is asked for meanwhile.
 template <class T, int R, int K>
 void spread_row(const T* w, const T* x, const int64_t* offsets, int64_t runs, T* sums,
-                int64_t count, bool accumulate) {
+                int64_t count, bool accumulate, const MaskedRows<T>& ahead) {
   constexpr int kUnit = kSpreadUnit<R>;
   static constexpr auto tiles = []<int... q>(std::integer_sequence<int, q...>) {
     return std::array{&spread_tile<T, R, K, (q + 1) * kUnit>...};
-  }(std::make_integer_sequence<int, 6>{});
+  }(std::make_integer_sequence<int, kSpreadUnits<R>>{});
   int64_t units = ceil_div(count, kUnit);
+  const T* const begin = x;
   for (int64_t left = ceil_div(units, tiles.size()); left > 0; --left) {
     const int64_t some = ceil_div(units, left), positions = some * kUnit;
+    ahead.fetch(R * kWidth<T>, x - begin, x - begin + positions);
     tiles[some - 1](w, x, offsets, runs, sums, accumulate);
     x += positions;
     sums += positions * R * kWidth<T>;
@@ -122,22 +127,55 @@ struct Terms {
   }
 };
 
+// Writes sums [position][lane] of some channels from u on, `pitch` apart, into rows of the result.
+template <class T>
+void write_turned(const Result<T>& result, int64_t n, int64_t channel, int64_t channels,
+                  const std::array<int64_t, 3>& u, int64_t step, const T* sums, int64_t pitch,
+                  int64_t count, T* turned) {
+  const MaskedRows<T> rows = result.direct(n, channel, u, step);
+  if (!rows.data || count < kWidth<T>) {
+    const int64_t line = round_up(count, kWidth<T>);
+    interleave(turned, line, sums, 1, pitch, count, round_up(channels, kWidth<T>));
+    for (int64_t c = 0; c < channels; ++c)
+      result.write(n, channel + c, u, step, turned + c * line, count);
+    return;
+  }
+  const Reg<T> one = broadcast(T(1));
+  for (int64_t next = 0; next < count; next += kWidth<T>) {
+    // The last vector of a row overlaps the one before it.
+    const int64_t x = std::min<int64_t>(next, count - kWidth<T>);
+    for (int64_t c = 0; c < channels; c += kPart<T>) {
+      Reg<T> out[kPart<T>];
+      turn_rows(sums + x * pitch + c, pitch, out);
+      for (int64_t i = 0; i < std::min<int64_t>(kPart<T>, channels - c); ++i) {
+        Reg<T> value = out[i];
+        if (rows.mask)
+          value *= load(rows.mask + (c + i) * rows.mask_pitch + x) > 0 ? one : Reg<T>{};
+        store(rows.data + (c + i) * rows.pitch + x, value);
+      }
+    }
+  }
+}
+
 template <class T>
 void convolve_by_lanes(const Context& context, const Convolution<T>& c, const OutputPhase& phase) {
-  constexpr int64_t kSlabPositions = 256, kBlockBytes = 16 << 10;
+  constexpr int64_t kSumsBytes = 64 << 10, kBlockBytes = 32 << 10;
   const int64_t sources = c.sources(), rows = c.rows(), groups = c.taps.groups;
-  const Planes p = stream_planes(context, c, phase, kSlabPositions);
+  constexpr int kMost = kManyRegisters ? 4 : 2;
+  // Seven or eight positions are one tile of three vectors, but two of four.
+  const bool one_tile = (phase.axes[2].positions + 1) / 2 == 4;
+  const int64_t most_vectors = one_tile ? std::min(3, kMost) : kMost;
   std::vector<Panel> panels;
   for (int64_t r = 0; r < rows; r += panels.back().vectors * kWidth<T>) {
     const int64_t left = ceil_div(rows - r, kWidth<T>);
-    panels.push_back({r, kManyRegisters && left >= 4 ? 4 : left >= 2 ? 2 : 1});
+    panels.push_back({r, ceil_div(left, ceil_div(left, most_vectors))});
   }
-  const int64_t lanes = round_up(rows, kWidth<T>);
+  const int64_t lanes = round_up(rows, kWidth<T>), widest = panels[0].vectors * kWidth<T>;
+  const Planes p = stream_planes(context, c, phase, kSumsBytes / (widest * sizeof(T)));
 
   // Taps go one by one where much of what they read is outside the source. Panels of one vector
   // would wait for what is broadcast if taps did not share it.
-  const bool alone = p.within(0) * p.within(1) * p.within(2) < 0.9;
-  const int64_t widest = panels[0].vectors * kWidth<T>;
+  const bool alone = p.within(0) * p.within(1) * p.within(2) < 0.95;
   const int64_t most = kBlockBytes / (widest * sizeof(T));
   const Terms single(p, c.taps.kernel, 1, sources, alone, most);
   std::optional<Terms> threes;
@@ -189,8 +227,7 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
   context.parallel_for(c.out().size[1] * groups * slabs, [&](int64_t task) {
     const int64_t slab = task % slabs, g = task / slabs % groups, n = task / slabs / groups;
     const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-    const int64_t room = round_up(nz * ny * round_up(nx, kSpreadUnit<1>), kWidth<T>) *
-                         std::min<int64_t>(lanes, 4 * kWidth<T>);
+    const int64_t room = round_up(nz * ny * round_up(nx, kSpreadUnit<1>), kWidth<T>) * widest;
     Scratch<T> arrays(sources * pitch, sources * pitch), sums(room, room), turned(room, room);
     for (size_t k = 0; k < c.streams.size(); ++k) {
       const Result<T>& result = c.streams[k].result;
@@ -201,14 +238,14 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
         const int64_t width = vectors * kWidth<T>;
         // Rows of sums are whole units.
         const int64_t row = round_up(nx, kSpreadUnit<1> / vectors), positions = nz * ny * row;
-        const int64_t line = round_up(positions, kWidth<T>);
         const T* packed = weights.data() + k * of_stream + g * of_group + first * terms;
         if (alone || terms == 0) std::fill_n(sums.data(), positions * width, T(0));
         const Terms& order = terms_of(panel);
-        constexpr int kMost = kManyRegisters ? 4 : 2, kRun = kManyRegisters ? 3 : 1;
+        constexpr int kRun = kManyRegisters ? 3 : 1;
         const auto spread = order.length > 1 ? &spread_row<T, 1, kRun>
                             : vectors == 1   ? &spread_row<T, 1, 1>
                             : vectors == 2   ? &spread_row<T, 2, 1>
+                            : vectors == 3   ? &spread_row<T, std::min(3, kMost), 1>
                                              : &spread_row<T, kMost, 1>;
         for (const auto& block : order.blocks) {
           std::pair<int64_t, int64_t> in_z{0, nz}, in_y{0, ny}, in_x{0, nx};
@@ -217,23 +254,27 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
             in_z = p.inside(0, block.first / tx / ty, slab);
             in_y = p.inside(1, block.first / tx % ty, slab);
             // Units of several positions would add to sums beyond the last one.
-            if (vectors == kMost) in_x = p.inside(2, block.first % tx, slab);
+            if (kSpreadUnit<1> / vectors == 1) in_x = p.inside(2, block.first % tx, slab);
           }
+          const bool last = &block == &order.blocks.back();
           for (int64_t z = in_z.first; z < in_z.second; ++z)
             for (int64_t y = in_y.first; y < in_y.second; ++y)
               spread(packed + block.begin * order.length * width,
                      arrays.data() + p.row(z, y) + in_x.first, order.offsets.data() + block.begin,
                      block.count(), sums.data() + ((z * ny + y) * row + in_x.first) * width,
-                     in_x.second - in_x.first, alone || block.s0 > 0);
+                     in_x.second - in_x.first, alone || block.s0 > 0,
+                     last ? result.direct(n, g * rows + first, phase.output(p, slab, z, y),
+                                          phase.step[2])
+                          : MaskedRows<T>{});
         }
-        interleave(turned.data(), line, sums.data(), 1, width, positions, width);
         const bool one =
             row == nx && phase.step[1] == 1 && phase.step[2] == 1 && result.rows_are_one(nx);
-        for (int64_t i = 0; i < std::min(width, rows - first); ++i)
-          for (int64_t z = 0; z < nz; ++z)
-            for (int64_t y = 0; y < (one ? 1 : ny); ++y)
-              result.write(n, g * rows + first + i, phase.output(p, slab, z, y), phase.step[2],
-                           turned.data() + i * line + (z * ny + y) * row, one ? ny * nx : nx);
+        for (int64_t z = 0; z < nz; ++z)
+          for (int64_t y = 0; y < (one ? 1 : ny); ++y)
+            write_turned(result, n, g * rows + first, std::min(width, rows - first),
+                         phase.output(p, slab, z, y), phase.step[2],
+                         sums.data() + (z * ny + y) * row * width, width, one ? ny * nx : nx,
+                         turned.data());
       }
     }
   });
