@@ -13,6 +13,7 @@ import torch
 
 from benchmarks.gate import Outcome, TooSlow, gate, within
 from benchmarks.registry import Family, Method
+from lapkernels.curvature.freed_memory import keep_freed_memory
 
 # A round repeats a short call until it lasts this long, far above the timer's own cost.
 ROUND_SECONDS = 2e-3
@@ -37,6 +38,8 @@ def measure(
     end after ``rounds``, or after ``seconds`` in all if three are done by then. A method whose
     call takes more than ``longest`` seconds is refused.
     """
+    # Else what one method frees decides which of the others pay for fresh pages.
+    keep_freed_memory()
     checked = family.checked(size) if family.checked else size
     outcomes, calls = gate(family, family.make(checked, device), methods, longest)
     if checked != size:
