@@ -16,7 +16,10 @@ class TileRows {
   static constexpr int64_t kGroup = kVectors * kWidth<T>;
   // Positions of a piece, and from point to point: not a power of two, for the sake of the cache.
   static constexpr int64_t kPiece = (28 << 10) / (P * kGroup * sizeof(T)) / kPart<T> * kPart<T>;
-  static constexpr int64_t kPlane = kPiece * kGroup + 64 / sizeof(T);
+  static constexpr int kLine = 64 / sizeof(T);
+  static constexpr int64_t kPlane = kPiece * kGroup + kLine;
+  // Rows so many bytes apart, or a multiple of it, share few places of the cache.
+  static constexpr int64_t kCrowded = 2048;
   // Channels that are multiplied at a time: as the registers allow.
   static constexpr int kChannels =
       kManyRegisters ? 30 / ((kVectors + 1) * kTaps) : 13 / (kVectors * kTaps);
@@ -34,8 +37,11 @@ class TileRows {
     const double nx = shape.positions, down = shape.down, columns = channels * kTaps;
     const double vectors = ceil_div(rows, kWidth<T>), groups = ceil_div(rows, kGroup);
     const double pieces = std::max(nx / kPiece, 1 / down);
-    return kVectors * groups * P * down * columns * (1.15 * nx + 4 * pieces) +
-           vectors * (40 * down * nx + 5 * P * columns) +
+    // Measured: of a position, to multiply and to take it.
+    constexpr double kProduct = kVectorBytes == 64 ? 1.35 : 1.15,
+                     kTake = kVectorBytes == 64 ? 55 : 40;
+    return kVectors * groups * P * down * columns * (kProduct * nx + 4 * pieces) +
+           vectors * (kTake * down * nx + 5 * P * columns) +
            8 * P * down * channels * line(p) / kWidth<T> / (shape.slab == down ? reuse : 1);
   }
 
@@ -120,7 +126,10 @@ class TileRows {
         const T* from = s.channel(v, n, a + r) + y * s.stride[4] + piece.x * s.stride[5];
         T* to = positions_.data() + tile * width * kGroup + r;
         const bool whole = lines == kTile && some == kWidth<T> && count == kPart<T>;
-        for (int64_t next = 0; next < width; next += count) {
+        int64_t next = 0;
+        if (whole && s.stride[5] == 1 && s.stride[2] * sizeof(T) % kCrowded == 0)
+          for (; next + kLine <= width; next += kLine) take_lines(from + next, to + next * kGroup);
+        for (; next < width; next += count) {
           const int64_t x = std::min(next, width - count);
           const T* at = from + x * s.stride[5];
           if (whole && s.stride[5] == 1)
@@ -149,6 +158,19 @@ class TileRows {
       Points::positions(at, out);
       for (int p = 0; p < P; ++p) store(to + p * kPlane + x * kGroup, out[p]);
     }
+  }
+
+  // The same of a whole line of the cache of each row, copied first: of rows that share few places
+  // in it, every one would be read anew for its next part.
+  [[gnu::noinline]] void take_lines(const T* from, T* to) const {
+    const Grid<const T>& s = problem_.small;
+    T block[kTile][kWidth<T>][kLine];
+    for (int y = 0; y < kTile; ++y)
+      for (int r = 0; r < kWidth<T>; ++r)
+        copy_dense(block[y][r], from + r * s.stride[2] + y * s.stride[4], kLine, Identity{});
+    for (int x = 0; x < kLine; x += kPart<T>)
+      take_block(to + x * kGroup,
+                 [&](int dy, Reg<T>* out) { turn_rows(block[dy][0] + x, kLine, out); });
   }
 
   // The same of fewer rows, lines or positions, or of some that lie apart.

@@ -24,9 +24,9 @@ class TileTransform {
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
 
-  // Vectors of a panel, which meet kRows others at a time. Two of them and four others have sums
-  // enough to hide their latency, few enough to go on with the next point while they are stored.
-  static constexpr int kVectors = kManyRegisters ? 3 : 2;
+  // Vectors of a panel, and others that it meets at a time: sums enough to hide their latency, few
+  // enough to go on with the next point while they are stored.
+  static constexpr int kVectors = kManyRegisters ? 3 : 2, kOthers = 4;
 
   // The side of fewer vectors in all; of equal ones that which comes in whole panels, or in more
   // than one vector.
@@ -59,19 +59,15 @@ class TileTransform {
     const double recovery = kPlanes + 2 * (P + kTaps) * kTaps + 3 * kTaps * kTaps;
     // Measured: what it takes to store products, and to add to them after the first slab.
     const double slabs = ceil_div(tiles_down(p), slab_of(p, inside ? channels : rows));
-    constexpr double kStored = kVectorBytes < 64 ? 2 : kTile == 2 ? 4 : 6;
-    constexpr double kAdded = kVectorBytes == 64 ? 32 : 14;
-    const double stored = slabs > 1 ? kAdded * slabs : kStored;
+    const double stored = slabs > 1 ? 14 * slabs : 2;
     const double lone = kManyRegisters && (inside ? row_vectors : channel_vectors) == 1 ? 1.7 : 1;
-    const double narrow = lone * ((inside ? channels : rows) % kRows == 0 ? 1 : 1.2);
+    const double narrow = lone * ((inside ? channels : rows) % kOthers == 0 ? 1 : 1.2);
     const double turned = 1.5 * kTile * kTile * kWidth<T>;
     constexpr double kTurned = kManyRegisters ? 1 : 2;
-    // Measured: so many planes of the largest tiles lie in the second-level cache.
-    constexpr double kFar = !kManyRegisters ? 1 : kTile == 4 ? 1.3 : 0.88;
-    return kFar * (pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
-                   kTurned * tiles *
-                       (row_vectors * (4 * kPlanes + turned) +
-                        channel_vectors * (7 * kPlanes + turned) / reuse));
+    return pairs * (narrow * kPlanes * (tiles + stored) + recovery) +
+           kTurned * tiles *
+               (row_vectors * (4 * kPlanes + turned) +
+                channel_vectors * (7 * kPlanes + turned) / reuse);
   }
 
   TileTransform(const Correlation<T>& p, int64_t rows, int64_t channels)
@@ -142,7 +138,7 @@ class TileTransform {
   }
   int64_t slabs() const { return ceil_div(down_, slab_); }
   // Others that a panel meets at a time.
-  int64_t step() const { return inner_ > kWidth<T> ? kRows : kPack; }
+  int64_t step() const { return inner_ > kWidth<T> ? kOthers : kPack; }
 
   // Columns of a sample share its windows: all are held if they are few.
   int64_t slots(int64_t channels) const {
@@ -154,8 +150,8 @@ class TileTransform {
   void multiply(const T* outer, const T* inner, int64_t others, int64_t lanes, int64_t slab,
                 T* products) const {
     const int64_t tiles = std::min(slab_, down_ - slab * slab_) * across_;
-    const auto run = lanes > 2 * kWidth<T> ? &TileTransform::multiply_rows<kRows, 3>
-                     : lanes > kWidth<T>   ? &TileTransform::multiply_rows<kRows, 2>
+    const auto run = lanes > 2 * kWidth<T> ? &TileTransform::multiply_rows<kOthers, 3>
+                     : lanes > kWidth<T>   ? &TileTransform::multiply_rows<kOthers, 2>
                                            : &TileTransform::multiply_rows<kPack, 1>;
     (this->*run)(outer, inner, others, tiles, products, slab > 0);
   }
