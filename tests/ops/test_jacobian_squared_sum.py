@@ -100,6 +100,10 @@ LINES = [
         ((2, 64), (60, 3), 3, 9),
         ((5, 96), (50, 130), 5, 9),
         ((8, 64), (41, 66), 3, 9),
+        # Rows that share few places of the cache: they lie a multiple of 2 KB apart.
+        ((3, 64), (32, 32), 3, 2),
+        ((3, 64), (8, 64), 5, 9),
+        ((4, 64), (16, 32), 3, 9),
     ]
 ]
 
@@ -114,7 +118,7 @@ def test_lines_of_every_length(layer: Layer) -> None:
             assert_same(operation.run(data), operation.brute(data))
 
 
-@over(LINES[:3] + LINES[-5:])
+@over(LINES[:3] + LINES[-8:])
 @pytest.mark.usefixtures("backend")
 def test_strided_lines(layer: Layer) -> None:
     data = draw(layer, torch.float32, integers=True)
