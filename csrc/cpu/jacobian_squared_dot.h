@@ -32,14 +32,20 @@ class GatheredWeight {
  public:
   GatheredWeight(const Context& context, const T* weight, const Correlation<T>& p,
                  const std::vector<Block>& blocks, const Layout& layout, int64_t size)
-      : size_(size), storage_(size_ * static_cast<int64_t>(blocks.size())) {
+      : size_(size), storage_(count(blocks, size), count(blocks, size)) {
     context.parallel_for(blocks.size(), [&](int64_t b) {
-      gather_weight(storage_.data() + b * size_, weight, p, blocks[b], layout);
+      T* to = storage_.data() + b * size_;
+      std::fill(to, to + size_, T(0));
+      gather_weight(to, weight, p, blocks[b], layout);
     });
   }
   const T* block(int64_t b) { return storage_.data() + b * size_; }
 
  private:
+  static int64_t count(const std::vector<Block>& blocks, int64_t size) {
+    return size * static_cast<int64_t>(blocks.size());
+  }
+
   int64_t size_;
   Scratch<T> storage_;
 };
