@@ -8,7 +8,7 @@ fixed at 64 KiB every larger tensor is a mapping of its own that leaves the resi
 so that reuse of freed memory is not missed. The resolution is about 1 MB: code that is touched for
 the first time counts too.
 
-Timing happens in another process, with the allocator as users have it.
+Timing happens in another process, which keeps freed memory.
 """
 
 from __future__ import annotations
