@@ -55,21 +55,21 @@ template <class T, int R, int K, int Q>
     }
 }
 
-// Tiles of R vectors are so many positions wide, or up to some times as many.
-template <int R>
-constexpr int kSpreadUnit = (kManyRegisters ? 4 : 2) / R;
-template <int R>
-constexpr int kSpreadUnits = (kManyRegisters ? 24 : 12) / (R * kSpreadUnit<R>);
+// Sums of a tile, and vectors of a panel, at most.
+constexpr int kSpreadSums = kManyRegisters ? 24 : 12, kSpreadVectors = kManyRegisters ? 4 : 3;
+
+// Tiles of so many vectors are so many positions wide, or a multiple of it.
+constexpr int spread_unit(int64_t vectors) { return std::max<int>(1, kSpreadSums / 6 / vectors); }
 
 // spread_tile for a row of any number of positions, in whole units, by tiles of nearly as many.
 // What `ahead` has of the same positions is asked for meanwhile.
 template <class T, int R, int K>
 void spread_row(const T* w, const T* x, const int64_t* offsets, int64_t runs, T* sums,
                 int64_t count, bool accumulate, const MaskedRows<T>& ahead) {
-  constexpr int kUnit = kSpreadUnit<R>;
+  constexpr int kUnit = spread_unit(R);
   static constexpr auto tiles = []<int... q>(std::integer_sequence<int, q...>) {
     return std::array{&spread_tile<T, R, K, (q + 1) * kUnit>...};
-  }(std::make_integer_sequence<int, kSpreadUnits<R>>{});
+  }(std::make_integer_sequence<int, kSpreadSums / (R * kUnit)>{});
   int64_t units = ceil_div(count, kUnit);
   const T* const begin = x;
   for (int64_t left = ceil_div(units, tiles.size()); left > 0; --left) {
@@ -161,10 +161,10 @@ template <class T>
 void convolve_by_lanes(const Context& context, const Convolution<T>& c, const OutputPhase& phase) {
   constexpr int64_t kSumsBytes = 64 << 10, kBlockBytes = 32 << 10;
   const int64_t sources = c.sources(), rows = c.rows(), groups = c.taps.groups;
-  constexpr int kMost = kManyRegisters ? 4 : 2;
-  // Seven or eight positions are one tile of three vectors, but two of four.
-  const bool one_tile = (phase.axes[2].positions + 1) / 2 == 4;
-  const int64_t most_vectors = one_tile ? std::min(3, kMost) : kMost;
+  // A row that is one tile only if its panels are narrower has these.
+  const int64_t row_sums = phase.axes[2].positions * (kSpreadVectors - 1);
+  const bool narrower = row_sums + phase.axes[2].positions > kSpreadSums && row_sums <= kSpreadSums;
+  const int64_t most_vectors = kSpreadVectors - narrower;
   std::vector<Panel> panels;
   for (int64_t r = 0; r < rows; r += panels.back().vectors * kWidth<T>) {
     const int64_t left = ceil_div(rows - r, kWidth<T>);
@@ -227,7 +227,7 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
   context.parallel_for(c.out().size[1] * groups * slabs, [&](int64_t task) {
     const int64_t slab = task % slabs, g = task / slabs % groups, n = task / slabs / groups;
     const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-    const int64_t room = round_up(nz * ny * round_up(nx, kSpreadUnit<1>), kWidth<T>) * widest;
+    const int64_t room = round_up(nz * ny * round_up(nx, spread_unit(1)), kWidth<T>) * widest;
     Scratch<T> arrays(sources * pitch, sources * pitch), sums(room, room), turned(room, room);
     for (size_t k = 0; k < c.streams.size(); ++k) {
       const Result<T>& result = c.streams[k].result;
@@ -237,7 +237,7 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
         const auto& [first, vectors] = panel;
         const int64_t width = vectors * kWidth<T>;
         // Rows of sums are whole units.
-        const int64_t row = round_up(nx, kSpreadUnit<1> / vectors), positions = nz * ny * row;
+        const int64_t row = round_up(nx, spread_unit(vectors)), positions = nz * ny * row;
         const T* packed = weights.data() + k * of_stream + g * of_group + first * terms;
         if (alone || terms == 0) std::fill_n(sums.data(), positions * width, T(0));
         const Terms& order = terms_of(panel);
@@ -245,8 +245,8 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
         const auto spread = order.length > 1 ? &spread_row<T, 1, kRun>
                             : vectors == 1   ? &spread_row<T, 1, 1>
                             : vectors == 2   ? &spread_row<T, 2, 1>
-                            : vectors == 3   ? &spread_row<T, std::min(3, kMost), 1>
-                                             : &spread_row<T, kMost, 1>;
+                            : vectors == 3   ? &spread_row<T, 3, 1>
+                                             : &spread_row<T, kSpreadVectors, 1>;
         for (const auto& block : order.blocks) {
           std::pair<int64_t, int64_t> in_z{0, nz}, in_y{0, ny}, in_x{0, nx};
           if (alone) {
@@ -254,7 +254,7 @@ void convolve_by_lanes(const Context& context, const Convolution<T>& c, const Ou
             in_z = p.inside(0, block.first / tx / ty, slab);
             in_y = p.inside(1, block.first / tx % ty, slab);
             // Units of several positions would add to sums beyond the last one.
-            if (kSpreadUnit<1> / vectors == 1) in_x = p.inside(2, block.first % tx, slab);
+            if (spread_unit(vectors) == 1) in_x = p.inside(2, block.first % tx, slab);
           }
           const bool last = &block == &order.blocks.back();
           for (int64_t z = in_z.first; z < in_z.second; ++z)
