@@ -184,7 +184,7 @@ class BlockMaker {
   // squares += sum m x², sums += sum g x, where the problem has m and x, and `g` is like m.
   void make_both(T* squares, T* sums, const Block& block, const Samples& samples,
                  const Grid<const T>& g, bool x_is_small) {
-    const auto& [small, large] = std::tie(problem_.small, problem_.large);
+    const Grid<const T>&small = problem_.small, &large = problem_.large;
     if (x_is_small) {
       make_of(small, g, sums, block, samples, 0, true, Identity{}, Identity{});
       make_of(small, large, squares, block, samples, 0, true, Square{}, Identity{});

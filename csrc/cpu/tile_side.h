@@ -40,24 +40,6 @@ template <class T>
                {lines, width * lanes, from.stride[4]});
 }
 
-// Asks for part `part` of `parts` of what channels_last will read of lines [y0, y0 + height), for
-// the second-level cache: channels lie too far apart for the hardware to see what comes next.
-template <class T>
-void fetch_lines(const Grid<const T>& from, int64_t v, int64_t n, int64_t c0, int64_t channels,
-                 int64_t y0, int64_t height, int64_t part, int64_t parts) {
-  const int64_t lines = std::min(height, from.size[4] - y0);
-  if (v >= from.size[0] || lines <= 0 || from.stride[5] != 1) return;
-  asm volatile("");  // or GCC leaves out calls of a function that only fetches
-  constexpr int64_t kLine = 64 / sizeof(T);
-  const T* base = from.data + v * from.stride[0] + n * from.stride[1] + y0 * from.stride[4];
-  const int64_t span = (lines - 1) * from.stride[4] + from.size[5];
-  for (int64_t c = channels * part / parts; c < channels * (part + 1) / parts; ++c) {
-    const T* channel = base + (c0 + c) * from.stride[2];
-    for (int64_t at = 0; at < span; at += kLine) __builtin_prefetch(channel + at, 0, 1);
-    __builtin_prefetch(channel + span - 1, 0, 1);
-  }
-}
-
 // The sides of a correlation: its windows (kWindows, of `large`) or its positions (of `small`).
 template <class T, int kTaps, int kTile, bool kWindows>
 class TileSide {
@@ -86,14 +68,6 @@ class TileSide {
   int64_t plane_size(int64_t pack) const {
     const int64_t size = slab_ * across_ * pack, line = 64 / sizeof(T);
     return size % (4 * line) == 0 ? size + line : size;
-  }
-
-  // fetch_lines of what the slab after this one takes, of this column or the next.
-  void fetch_next(int64_t n, int64_t v, int64_t c0, int64_t channels, int64_t slab, int64_t part,
-                  int64_t parts) const {
-    const bool within = (slab + 1) * slab_ < down_;
-    fetch_lines(grid_, within ? v : v + 1, n, c0, channels, within ? kTile * (slab + 1) * slab_ : 0,
-                kTile * slab_, part, parts);
   }
 
   // The planes of channels [c0, c0 + channels) on one slab.

@@ -100,12 +100,8 @@ class TileTransform {
                              : windows_.planes(slot, n, v, b + first, last - first, slab);
         const T* s = inside_ ? positions_.planes(0, n, v, a + first, last - first, slab)
                              : positions_.planes(0, n, v, a, rows, slab);
-        const int64_t step = this->step(), parts = ceil_div(others, step);
-        for (int64_t part = 0; part < parts; ++part) {
-          const int64_t other = part * step, some = std::min(step, others - other);
-          if (inside_ || panel == 0)
-            positions_.fetch_next(n, v, inside_ ? a + first : a, inside_ ? last - first : rows,
-                                  slab, part, parts);
+        for (int64_t other = 0, step = this->step(); other < others; other += step) {
+          const int64_t some = std::min(step, others - other);
           T* products = products_.data();
           if (slabs > 1) products += (panel * others_ + other) * kPlanes * kPanel<T>;
           const T* outer = (inside_ ? x : s) + other / kPack * kPlanes * plane(kPack);
