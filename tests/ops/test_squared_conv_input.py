@@ -60,6 +60,24 @@ def test_threads_give_the_same_bits_with_many_channels(layer: Layer) -> None:
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@over(
+    [
+        layer_of("conv2d", 12, 10, 13, 8, kernel_size=3, stride=2, padding=1),
+        layer_of("conv2d", 9, 20, 7, 11, n=2, kernel_size=(4, 2), stride=(1, 3)),
+        layer_of("conv1d", 10, 17, 30, kernel_size=5, stride=3, dilation=2, padding=4),
+    ]
+)
+def test_strides_and_many_channels(layer: Layer) -> None:
+    """Whoever serves them: torch's convolution is taken for its speed."""
+    data = draw(layer, torch.float32, integers=True)
+    base = (data.m, data.weight, layer.size, layer.geometry)
+    wanted = PLAIN.brute(data)
+    assert_same(PLAIN.run(data), wanted)
+    assert_same(squared_conv_input(*base, z=data.z, activation="relu"), wanted * (data.z > 0))
+    out = torch.ones_like(wanted, dtype=torch.float32)
+    assert_same(PLAIN.run(data, out=out, decay=2.0, scale=0.5), 2.0 + 0.5 * wanted)
+
+
 @over(FEW)
 @pytest.mark.parametrize("activation", SMOOTH)
 @pytest.mark.usefixtures("backend")
