@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,8 +20,8 @@ class Contents:
     """A model's modules by name, and its parameters by every name: tied ones have several.
 
     ``firsts`` has the first name of each parameter, and ``paths`` of each module, by identity.
-    ``places`` are where modules hold parameters: a dictionary, the key in it, and the parameter's
-    first name.
+    ``places`` are where modules hold tensors: the module, its table (``_parameters`` or
+    ``_buffers``), and pairs of a key in it and the first name of what is there.
     """
 
     model: nn.Module
@@ -30,7 +29,7 @@ class Contents:
     aliases: dict[str, nn.Parameter]
     firsts: dict[int, str]
     paths: dict[int, str]
-    places: list[tuple[dict[str, Any], str, str]]
+    places: list[tuple[nn.Module, str, list[tuple[str, str]]]]
     buffers: list[Tensor]
 
     @classmethod
@@ -40,18 +39,28 @@ class Contents:
         aliases, firsts, paths, places = found.aliases, found.firsts, found.paths, found.places
         for path, module in found.modules:
             new = id(module) not in paths
-            if new:
-                paths[id(module)] = path
-                found.buffers.extend(b for b in module._buffers.values() if b is not None)
-            held = module._parameters
-            for key, parameter in held.items():
+            keys: list[tuple[str, str]] = []
+            for key, parameter in module._parameters.items():
                 if parameter is not None:
                     name = f"{path}.{key}" if path else key
                     aliases[name] = parameter
-                    first = firsts.setdefault(id(parameter), name)
-                    if new:
-                        places.append((held, key, first))
+                    keys.append((key, firsts.setdefault(id(parameter), name)))
+            if not new:
+                continue
+            paths[id(module)] = path
+            if keys:
+                places.append((module, "_parameters", keys))
+            held = [(key, buffer) for key, buffer in module._buffers.items() if buffer is not None]
+            if held:
+                found.buffers.extend([buffer for _, buffer in held])
+                keys = [(key, f"{path}.{key}" if path else key) for key, _ in held]
+                places.append((module, "_buffers", keys))
         return found
+
+    @property
+    def recurrent(self) -> bool:
+        """Whether it has layers that torch runs as one fused op."""
+        return any([isinstance(module, nn.RNNBase) for _, module in self.modules])
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:

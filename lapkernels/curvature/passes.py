@@ -19,6 +19,7 @@ from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
 from lapkernels.curvature.record import Subject, record
 from lapkernels.curvature.replay import WantsGraph, planned
+from lapkernels.curvature.run_model import call_model
 from lapkernels.curvature.sections import pull_compressed
 from lapkernels.curvature.selection import Batch, Output, batches_of, selector
 from lapkernels.curvature.walk import Collector, pull_columns
@@ -170,7 +171,8 @@ def _one_by_one(
     graph: WantsGraph,
 ) -> Iterator[Pass]:
     with random_state_kept(subject.model, batch.args, batch.kwargs), torch.no_grad():
-        together = selector(output, batch.count)(subject.model(*batch.args, **batch.kwargs))
+        result = call_model(subject.model, batch.args, batch.kwargs)
+        together = selector(output, batch.count)(result)
     for n in range(batch.count):
         one = _pass(subject, batch.sample(n), output, budget, route, graph)
         if not _close(one.prediction[0], together[n]):

@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from lapkernels.curvature.contents import Contents
 from lapkernels.curvature.errors import Refused, reference
 from lapkernels.curvature.forward_mode import Differentiated, forward_product
 from lapkernels.curvature.random_state import random_state_kept
-from lapkernels.curvature.selection import Batch, Output, mapped, selector
+from lapkernels.curvature.run_model import call_model, plain_attention, plain_ops
+from lapkernels.curvature.selection import Batch, Output, selector
 from lapkernels.likelihoods import Likelihood
 from lapkernels.ops.chunks import slices
 
@@ -114,7 +115,7 @@ class Graph:
         chunks = [[v[some] for v in vectors] for some in slices(len(vectors[0]), step)]
         reason = "that is not what a backward pass differentiates"
         try:
-            with sdpa_kernel(SDPBackend.MATH):
+            with plain_attention:
                 found = [forward_product(self.run, self.leaves, some) for some in chunks]
             # Nothing of what a backward pass would do shows before there is a graph.
             self.keep()
@@ -167,20 +168,13 @@ def graph_of(
     leaves = {name: p.detach().requires_grad_(name in chosen) for name, p in named}
 
     def run(*values: Tensor, batch: Batch = batch) -> Tensor:
-        # Copies of the inputs: the model may write to them, and they are read again.
-        args, kwargs = _copied(batch.args), _copied(batch.kwargs)
         own = {**leaves, **dict(zip(chosen, values, strict=True))}
-        return selector(output, batch.count)(torch.func.functional_call(model, own, args, kwargs))
+        return selector(output, batch.count)(call_model(model, batch.args, batch.kwargs, own))
 
-    with ExitStack() as stack:
-        stack.callback(
-            torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled()
-        )
-        torch.backends.mha.set_fastpath_enabled(False)
-        if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-            stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        stack.enter_context(random_state_kept(model, batch.args, batch.kwargs))
+    with (
+        plain_ops(Contents.of(model), fused_layers=False),
+        random_state_kept(model, batch.args, batch.kwargs),
+    ):
         yield Graph(run, [leaves[name] for name in chosen], chosen)
 
 
@@ -199,7 +193,7 @@ def _check_references(f: Tensor, names: dict[int, str]) -> None:
 
 
 def _attention(twice: bool) -> AbstractContextManager[Any]:
-    return sdpa_kernel(SDPBackend.MATH) if twice else nullcontext()
+    return plain_attention if twice else nullcontext()
 
 
 def check_samples(graph: Graph, batch: Batch, f: Tensor, again: Tensor) -> None:
@@ -246,10 +240,6 @@ def _twice() -> Iterator[None]:
             f"the Hessian needs a second derivative that torch does not have ({error}); "
             "method='exact', the Gauss-Newton curvature, needs none"
         ) from error
-
-
-def _copied(value: Any) -> Any:
-    return mapped(lambda x: x.detach().clone(), value)
 
 
 def _first(f: Tensor, leaves: Sequence[Tensor], u: Tensor | None) -> list[Tensor]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from lapkernels.curvature.contents import Contents
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.recorder import Recorder
-from lapkernels.curvature.selection import mapped, tensors_in
+from lapkernels.curvature.run_model import Runner, copied, plain_ops
+from lapkernels.curvature.selection import tensors_in
 from lapkernels.curvature.shortcuts import Shortcuts, Unseen
 from lapkernels.curvature.trace import Node, Trace, Value
 from lapkernels.rules import Samples, follow
@@ -24,34 +24,24 @@ from lapkernels.rules import Samples, follow
 class Subject:
     """A model, the parameters whose curvature is meant, and what is looked up in it once.
 
-    ``modules`` are in the order of their paths, some perhaps twice. ``places`` are where they hold
-    parameters: a dictionary, the key in it, and the parameter's first name. ``paths`` has the name
-    of each module by identity. It is ``watched`` op by op once shortcuts have missed something.
+    It is ``watched`` op by op once shortcuts have missed something.
     """
 
-    model: nn.Module
-    modules: list[nn.Module]
+    contents: Contents
     chosen: dict[str, nn.Parameter]
     parameters: dict[str, nn.Parameter]
-    places: list[tuple[dict[str, Any], str, str]]
-    paths: dict[int, str]
-    buffers: list[Tensor]
-    recurrent: bool
+    runner: Runner
     watched: bool = False
 
     @classmethod
     def of(cls, contents: Contents, chosen: dict[str, nn.Parameter]) -> Subject:
         """Of a model that was looked up."""
-        return cls(
-            contents.model,
-            [module for _, module in contents.modules],
-            chosen,
-            contents.parameters,
-            contents.places,
-            contents.paths,
-            contents.buffers,
-            any([isinstance(module, nn.RNNBase) for _, module in contents.modules]),
-        )
+        return cls(contents, chosen, contents.parameters, Runner(contents))
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's own."""
+        return self.contents.model
 
 
 def record(
@@ -101,7 +91,7 @@ def _trace(
 ) -> Trace:
     start = Start.of(subject, inputs)
     count = start.tensors[0].shape[0]
-    recorder = Recorder(count, subject.paths, place_fresh, edges)
+    recorder = Recorder(count, subject.runner.paths, place_fresh, edges)
     where = Samples(count)
     for tensor in start.tensors:
         samples = follow(1, tensor.shape) if count == 1 else where
@@ -143,7 +133,7 @@ def _trace(
 
 @dataclass(frozen=True)
 class Start:
-    """What a pass starts from: inputs without a gradient, and a leaf for each parameter."""
+    """What a pass starts from: copies of the inputs, and a leaf for each parameter."""
 
     args: Any
     kwargs: Any
@@ -155,7 +145,7 @@ class Start:
         cls, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]], graph: bool = True
     ) -> Start:
         """Of a batch. With ``graph`` leaves of the chosen parameters require a gradient."""
-        args, kwargs = mapped(Tensor.detach, inputs[0]), mapped(Tensor.detach, inputs[1])
+        args, kwargs = copied(inputs[0]), copied(inputs[1])
         leaves: dict[str, Tensor] = {}
         for name, parameter in subject.parameters.items():
             leaves[name] = parameter.detach()
@@ -165,7 +155,7 @@ class Start:
 
     def given(self, subject: Subject) -> list[Tensor]:
         """Every tensor that a pass may read: inputs, parameters and buffers."""
-        return [*self.tensors, *self.leaves.values(), *subject.buffers]
+        return [*self.tensors, *self.leaves.values(), *subject.contents.buffers]
 
 
 def run(
@@ -175,26 +165,8 @@ def run(
     watch: AbstractContextManager[Any],
 ) -> Tensor:
     """The model's output, ``select``ed from what it returns, while something watches."""
-    # torch's fused recurrent layers hide several results of one op behind each other.
-    plain = torch.backends.mkldnn.flags(enabled=False) if subject.recurrent else nullcontext()
-    with torch.enable_grad(), plain, _uncompiled(), watch:
-        # As torch.func.functional_call does, which takes longer than a small model.
-        for held, key, name in subject.places:
-            held[key] = start.leaves[name]
-        try:
-            return select(subject.model(*start.args, **start.kwargs))
-        finally:
-            for held, key, name in subject.places:
-                held[key] = subject.parameters[name]
-
-
-def _uncompiled() -> AbstractContextManager[Any]:
-    """Compiled parts of a model run as they were written; there are none unless dynamo is loaded.
-
-    Loading it takes seconds.
-    """
-    loaded = "torch._dynamo" in sys.modules
-    return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
+    with torch.enable_grad(), plain_ops(subject.contents), watch:
+        return select(subject.runner(start.args, start.kwargs, start.leaves))
 
 
 def _output(recorder: Recorder, output: Tensor) -> Value:

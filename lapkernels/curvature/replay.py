@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
@@ -69,6 +70,7 @@ class Lease:
 
 
 _free: WeakKeyDictionary[nn.Module, dict[Any, list[Template]]] = WeakKeyDictionary()
+_lock = Lock()
 
 
 def planned(
@@ -105,7 +107,7 @@ def planned(
 
 def _settings(subject: Subject) -> object:
     """What a model's calls depend on, None if it may be more; unlike lists these never change."""
-    if len(set(map(id, subject.buffers))) < len(subject.buffers):
+    if len(set(map(id, subject.contents.buffers))) < len(subject.contents.buffers):
         return None
     found = _present_settings(subject)
     try:
@@ -116,24 +118,25 @@ def _settings(subject: Subject) -> object:
 
 
 def _present_settings(subject: Subject) -> tuple[Any, ...] | None:
-    settings = settings_of(subject.modules)
+    settings = settings_of(module for _, module in subject.contents.modules)
     if settings is None:
         return None
-    return (*settings, *[name for _, _, name in subject.places])
+    return (*settings, *[name for _, _, keys in subject.contents.places for _, name in keys])
 
 
 def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
     """The free templates for tensors of these kinds."""
     parameters = subject.parameters
-    tensors = (*inputs, *parameters.values(), *subject.buffers)
+    tensors = (*inputs, *parameters.values(), *subject.contents.buffers)
     chosen = tuple([name in subject.chosen for name in parameters])
     key = (names, *parameters, chosen, *[(t.shape, t.dtype, t.device, t.stride()) for t in tensors])
-    kinds = _free.setdefault(subject.model, {})
-    if key not in kinds:
-        while len(kinds) >= KINDS:
-            kinds.pop(next(iter(kinds)), None)
-        kinds[key] = []
-    return kinds[key]
+    with _lock:
+        kinds = _free.setdefault(subject.model, {})
+        if key not in kinds:
+            while len(kinds) >= KINDS:
+                del kinds[next(iter(kinds))]
+            kinds[key] = []
+        return kinds[key]
 
 
 def _replayed(
