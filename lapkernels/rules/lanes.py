@@ -39,6 +39,16 @@ class Place:
         return prod(self.width) >= prod(image)
 
 
+def cut(x: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
+    """Entries from a first to before an end along each of the last dimensions, zero outside."""
+    sides: list[int] = []
+    for d, (first, end) in enumerate(reversed(ranges), 1):
+        # Of a range wholly outside nothing is left, and torch takes no more away than there is.
+        before = max(-x.shape[-d], min(-first, end - first))
+        sides += [before, end - first - x.shape[-d] - before]
+    return F.pad(x, sides)
+
+
 class Lanes(ABC):
     """L = ``count`` * ``pixels`` lanes: so many pixels of each sample."""
 
@@ -97,11 +107,8 @@ class Grid(Lanes):
         return index.expand(1, *self.shape)
 
     def gather(self, x: Tensor, place: Place) -> Tensor:
-        sides: list[int] = []
-        for d in reversed(range(len(self.shape))):
-            end = place.step[d] * (self.shape[d] - 1) + place.first[d] + place.width[d]
-            sides += [-place.first[d], end - x.shape[2 + d]]
-        view = F.pad(x, sides)
+        places = zip(self.shape, place.step, place.first, place.width, strict=True)
+        view = cut(x, [(first, first + step * (n - 1) + width) for n, step, first, width in places])
         for d, width in enumerate(place.width):
             view = view.unfold(2 + d, width, max(1, place.step[d]))
         dims = len(self.shape)

@@ -8,11 +8,11 @@ from __future__ import annotations
 from math import prod
 from typing import TypeGuard
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
+from lapkernels.rules.lanes import cut
 from lapkernels.rules.uses import ScaleUse, Use, WeightUse
 from lapkernels.rules.windows import Window, through
 
@@ -67,12 +67,11 @@ def _layer_variances(use: WeightUse, window: Window, variance: Tensor) -> Tensor
     if not given.transposed:
         return ops.jacobian_squared_dot(s, x, variance, taps).T
     # The other way round: x is what the taps of s are added up with.
-    sides: list[int] = []
-    for d in reversed(range(len(offset))):
+    met: list[tuple[int, int]] = []
+    for d, first in enumerate(offset):
         reach = given.dilation[d] * (given.kernel_size[d] - 1)
-        needed = (place.width[d] - 1) * given.stride[d] + reach + 1
-        sides += [offset[d], needed - offset[d] - window.place.width[d]]
+        met.append((-first, (place.width[d] - 1) * given.stride[d] + reach + 1 - first))
     columns, lanes = s.shape[:2]
-    large = F.pad(s.flatten(0, 1), sides)
+    large = cut(s.flatten(0, 1), met)
     small = x.expand(columns, *x.shape).flatten(0, 1).unsqueeze(0)
     return ops.jacobian_squared_dot(small, large, variance, taps).reshape(columns, lanes)

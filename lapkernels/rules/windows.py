@@ -92,7 +92,8 @@ def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
     """Windows at a layer's input from those at its output, and the offset between their starts.
 
     Position t of the small grid meets t * stride + k * dilation - offset of the large one, both
-    counted from the start of their windows.
+    counted from the start of their windows. Where a transposed convolution with gaps between its
+    taps has no input, the window is one entry that meets none of the large one.
     """
     below, offset = [], []
     for d, (step, first, width) in enumerate(
@@ -108,7 +109,7 @@ def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
             raise NotAligned(d, stride)
         start = -((reach - first - pad) // stride)
         end = (first + width - 1 + pad) // stride
-        below.append((step // stride, start, end - start + 1))
+        below.append((step // stride, start, max(1, end - start + 1)))
         offset.append(first + pad - stride * start)
     return Place(*(tuple(entry) for entry in zip(*below, strict=True))), offset
 

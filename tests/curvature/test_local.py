@@ -54,6 +54,21 @@ class Gated(nn.Module):
         return self.head(self.a(x).sigmoid() * self.b(x) - 0.5 * self.a(x))
 
 
+class Shortcut(nn.Module):
+    """Some pixels come from the body alone, and some of those before it from nowhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(2, 2, 3, padding=1)
+        self.thin = nn.ConvTranspose2d(2, 2, (1, 2), stride=(3, 4), dilation=(1, 2))
+        self.body = nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, output_padding=1)
+        self.short = nn.ConvTranspose2d(2, 2, 1, stride=2, output_padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.thin(self.first(x).tanh()).tanh()
+        return self.body(h) + self.short(h)
+
+
 def five() -> nn.Module:
     layers = [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1), nn.Tanh()]
     return nn.Sequential(*layers, nn.Conv2d(2, 2, 3, padding=1))
@@ -70,6 +85,12 @@ def strided() -> nn.Module:
 def one_dimension() -> nn.Module:
     layers = [nn.Conv1d(2, 4, 5), nn.ReLU(), nn.Conv1d(4, 4, 3, groups=2)]
     return nn.Sequential(*layers, nn.ConvTranspose1d(4, 2, 4, stride=3))
+
+
+def gaps() -> nn.Module:
+    layers = [nn.Conv1d(2, 2, 3, stride=2), nn.Tanh(), nn.ConvTranspose1d(2, 2, 1, 5, padding=1)]
+    # Windows of the last layer lie wholly outside its input, too.
+    return nn.Sequential(*layers, nn.Tanh(), nn.Conv1d(2, 2, 1, stride=3, padding=7))
 
 
 def three_dimensions() -> nn.Module:
@@ -109,9 +130,11 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "five": (five, (2, 2, 9, 7)),
     "strided": (strided, (2, 3, 10, 8)),
     "one-dimension": (one_dimension, (3, 2, 20)),
+    "gaps": (gaps, (2, 2, 13)),
     "three-dimensions": (three_dimensions, (2, 1, 4, 5, 6)),
     "no-activation": (no_activation, (2, 1, 8, 9)),
     "residual": (Residual, (2, 2, 9, 9)),
+    "shortcut": (Shortcut, (2, 2, 3, 4)),
     "gated": (Gated, (2, 1, 8, 7)),
     "u-net": (UNet, (2, 1, 8, 10)),
     "pools": (pools, (2, 1, 12, 14)),
@@ -219,8 +242,11 @@ def test_windows_of_other_likelihoods(build: Callable[[], nn.Module], likelihood
         assert_same(lk.diag(model, x, likelihood), dict(plain))
 
 
-def test_kronecker_factors_and_blocks_take_windows_too() -> None:
-    model, x = five().double(), torch.randn(2, 2, 6, 6, dtype=torch.float64)
+@pytest.mark.parametrize("build, size", [(five, (6, 6)), (Shortcut, (2, 3))])
+def test_kronecker_factors_and_blocks_take_windows_too(
+    build: Callable[[], nn.Module], size: tuple[int, int]
+) -> None:
+    model, x = build().double(), torch.randn(2, 2, *size, dtype=torch.float64)
     with forced(windows=False):
         plain = lk.kron(model, x, method="exact")
     with forced(windows=True):

@@ -220,6 +220,26 @@ TRANSPOSED = grouped(
             "image",
         ),
         Network(
+            # Outputs between the strides have no input, and are long enough for columns as windows.
+            "conv-transpose1d-stride-over-kernel",
+            lambda: _sequence(nn.Conv1d(1, 1, 1), nn.ConvTranspose1d(1, 1, 1, stride=2)),
+            (1, 64),
+            "sequence",
+            samples=2,
+        ),
+        Network(
+            "conv-transpose2d-shortcut",
+            lambda: Net(
+                lambda net, x: net.body(h := torch.tanh(net.front(x))) + net.short(h),
+                front=nn.Conv2d(1, 2, 3, padding=1),
+                body=nn.ConvTranspose2d(2, 1, 3, 2, 1, 1),
+                short=nn.ConvTranspose2d(2, 1, 1, 2, 0, 1),
+            ),
+            (1, 5, 5),
+            "image",
+            samples=2,
+        ),
+        Network(
             "conv-transpose3d",
             between(lambda: nn.ConvTranspose3d(2, 2, (1, 2, 2), stride=(1, 1, 2)), 1, 2, 2),
             (1, 1, 2, 2),
