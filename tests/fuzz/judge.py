@@ -63,6 +63,11 @@ class Truth:
         self.f = f.detach()
         self.j = torch.cat([row.flatten(1) for row in rows], 1).unflatten(0, (len(f), -1))
 
+    @property
+    def moderate(self) -> bool:
+        """Whether outputs depend on parameters beyond rounding, and no number is large."""
+        return 1e-7 < float(self.j.abs().max()) < 1e5 and float(self.f.abs().max()) < 1e5
+
     def errors(self, found: Values, expected: Values) -> dict[str, float]:
         """The largest of each parameter relative to its largest entry, if that is no rounding."""
         assert list(found) == list(expected)
@@ -123,7 +128,7 @@ def outcome(model: nn.Module, inputs: Inputs, route: str = "auto", full: bool = 
                 model(*(value[n : n + 1].clone() for value in inputs))
         except Exception as error:
             return Outcome("discarded", words=str(error))
-        if not truth.j.any() or not max(truth.j.abs().max(), truth.f.abs().max()) < 1e5:
+        if not truth.moderate:
             return Outcome("discarded", words="does not depend on parameters, or too much")
         before = state(model, *inputs)
         for quantity in quantities(truth, inputs, route, full):
@@ -151,7 +156,7 @@ def _judged(truth: Truth, inputs: Inputs, quantity: Quantity) -> tuple[Verdict, 
     worst = max(errors.values())
     if worst > TOLERANCE:
         # How far the truth moves with the last digits of the inputs.
-        moved = [v * (1 + 1e-15) if v.is_floating_point() else v for v in inputs]
+        moved = [v + 1e-14 * v.sin() if v.is_floating_point() else v for v in inputs]
         other = quantity.true(Truth(truth.model, moved).j)
         if worst > min(1e-5, 100 * max(truth.errors(other, expected).values())):
             wrong = [name for name, error in errors.items() if error > TOLERANCE]

@@ -220,7 +220,7 @@ def draw(seed: int, kinds: tuple[str, ...] = ()) -> Model:
             break
         (kind,) = rng.choices(list(STEPS), weights)
         numbers = (rng.randrange(12), rng.randrange(12), rng.randrange(12))
-        text = rng.choice(STEPS[kind].strip().splitlines())
+        text = rng.choice(re.split(r" \| |\n", STEPS[kind].strip()))
         with torch.random.fork_rng(devices=[]):
             writer.add(Step(kind, text, numbers))
     return replace(model, steps=tuple(writer.steps))

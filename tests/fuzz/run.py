@@ -36,7 +36,7 @@ class Report:
             self.refusals[found.kind] += 1
         if found.fails:
             for cause in self.causes:
-                if cause.explains(model, self.judge):
+                if cause.explains(model, found, self.judge):
                     cause.count += 1
                     return
             self.causes.append(Cause(*shrink(model, found, self.judge)))

@@ -28,8 +28,10 @@ class Cause:
     outcome: Outcome
     count: int = 1
 
-    def explains(self, model: Model, judge: Judge) -> bool:
-        """Whether the model does not fail without the steps that are in the smallest one."""
+    def explains(self, model: Model, found: Outcome, judge: Judge) -> bool:
+        """Whether the model fails alike, and no more without the steps of the smallest one."""
+        if not found.like(self.outcome):
+            return False
         texts = {step.text for step in self.model.steps}
         rest = tuple(step for step in model.steps if step.text not in texts)
         return len(rest) < len(model.steps) and not judge(replace(model, steps=rest)).fails
