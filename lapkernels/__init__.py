@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         predictive_variance,
         propagated_variance,
         sample_gradients,
+        unchecked,
         use_processes,
     )
     from lapkernels.l2m import L2M, Mixture
@@ -87,6 +88,7 @@ __all__ = [
     "propagated_variance",
     "register_rule",
     "sample_gradients",
+    "unchecked",
     "use_backend",
     "use_processes",
 ]

@@ -21,6 +21,7 @@ from lapkernels.curvature.low_rank import LowRank, low_rank
 from lapkernels.curvature.predictive import predictive_covariance, predictive_variance
 from lapkernels.curvature.processes import use_processes
 from lapkernels.curvature.propagated import propagated_variance
+from lapkernels.curvature.self_check import unchecked
 from lapkernels.curvature.sharing import Shard
 from lapkernels.curvature.state import Diagonal
 
@@ -53,5 +54,6 @@ __all__ = [
     "predictive_variance",
     "propagated_variance",
     "sample_gradients",
+    "unchecked",
     "use_processes",
 ]

@@ -34,7 +34,7 @@ from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import ByName, Summary
+from lapkernels.curvature.state import ByName, Summary, finite
 from lapkernels.curvature.steps import jacobian_rows
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import resolve
@@ -113,7 +113,7 @@ def blocks(
         columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
         count += one.count
     summary = Summary.of(count, chosen, f"{method} by {by}", noise)
-    return Blocks(total.matrices, summary, names, by, total.positions)
+    return Blocks(finite(total.matrices), summary, names, by, total.positions)
 
 
 class EntryBlocks(Collector):

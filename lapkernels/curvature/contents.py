@@ -80,6 +80,8 @@ def plain(model: nn.Module) -> nn.Module:
     """The model itself, out of what trains it in several processes or compiles it."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: an nn.Module is needed")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise Refused(f"the model {_SCRIPTED}")
     while True:
         if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
             model = model.module
@@ -109,6 +111,11 @@ def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parame
             raise Refused(
                 f"{name} was made inside torch.inference_mode(), where no gradient can be "
                 "followed: make the model outside of it"
+            )
+        if parameter._backward_hooks:
+            raise Refused(
+                f"{name} has a hook on its gradient (register_hook), which sees sums over samples "
+                "and not each of them: remove it by the handle that register_hook returned"
             )
     if params is None:
         chosen = {name: p for name, p in every.items() if p.requires_grad}
@@ -148,6 +155,10 @@ def _named(aliases: dict[str, nn.Parameter], names: list[str]) -> set[int]:
     return picked
 
 
+_SCRIPTED = (
+    "is scripted or traced, so that its parameters cannot be told from constants: give the module "
+    "that it was made of"
+)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _DROPOUTS = (
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -173,8 +184,13 @@ def check_precision(contents: Contents) -> None:
 
 
 def check_mode(contents: Contents) -> None:
-    """Raise where samples are random or depend on each other, as training mode makes them."""
+    """Raise where a model cannot be differentiated, or not as a function of single samples."""
     check_differentiation()
+    check_eval(contents)
+
+
+def check_eval(contents: Contents) -> None:
+    """Raise where samples are random or depend on each other, as training mode makes them."""
     check_precision(contents)
     if all([_refusal(kind) is None for kind in {type(module) for _, module in contents.modules}]):
         return
@@ -200,10 +216,7 @@ def _refusal(kind: type[nn.Module]) -> Callable[[nn.Module], str | None] | None:
 def _scripted(module: nn.Module) -> str | None:
     if not any(True for _ in module.parameters()):
         return None
-    return (
-        "is scripted or traced, so that its parameters cannot be told from constants: give the "
-        "module that it was made of"
-    )
+    return _SCRIPTED
 
 
 def _batch_norm(module: nn.Module) -> str | None:

@@ -16,7 +16,7 @@ def eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     Negative eigenvalues that rounding explains become zero; larger ones are refused, with ``what``
     the matrix is.
     """
-    values, vectors = _twice(torch.linalg.eigh, matrix, f"{what} has no eigenvalues")
+    values, vectors = retried(torch.linalg.eigh, matrix, what, "has no eigenvalues")
     largest = values.abs().amax(-1, keepdim=True)
     slack = 10 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps * largest
     if bool((values < -slack).any()):
@@ -30,19 +30,21 @@ def eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 def cholesky(matrix: Tensor, what: str) -> Tensor:
     """L with L Lᵀ = matrix, [.., P, P], refused with ``what`` the matrix is if it has none."""
     advice = (
-        f"{what} is not positive definite: raise the prior precision; if it is a Hessian, train "
-        "closer to a minimum or use a Gauss-Newton method (method='exact')"
+        "is not positive definite: raise the prior precision; if it is a Hessian, train closer to "
+        "a minimum or use a Gauss-Newton method (method='exact')"
     )
-    (factor,) = _twice(lambda m: (torch.linalg.cholesky(m),), matrix, advice)
+    (factor,) = retried(lambda m: (torch.linalg.cholesky(m),), matrix, what, advice)
     return factor
 
 
-def _twice(
-    decompose: Callable[[Tensor], tuple[Tensor, ...]], matrix: Tensor, message: str
+def retried(
+    decompose: Callable[[Tensor], tuple[Tensor, ...]], matrix: Tensor, what: str, failed: str
 ) -> tuple[Tensor, ...]:
-    """A decomposition in the matrix's dtype or, if that fails, in float64."""
-    if not bool(matrix.isfinite().all()):
-        raise Refused(f"{message}, as it has entries that are not finite")
+    """A decomposition in the matrix's dtype or, if that fails, in float64.
+
+    If both do, it is refused with ``what`` the matrix is and what ``failed`` says of it.
+    """
+    check_finite(matrix, what)
     for dtype in (matrix.dtype, torch.float64):
         try:
             found = tuple(decompose(matrix.to(dtype)))
@@ -50,4 +52,13 @@ def _twice(
             continue
         if all(bool(part.isfinite().all()) for part in found):
             return tuple(part.to(matrix.dtype) for part in found)
-    raise Refused(message)
+    raise Refused(f"{what} {failed}")
+
+
+def check_finite(values: Tensor, what: str) -> None:
+    """Raise if there are infinities or NaN among the values."""
+    if not bool(values.isfinite().all()):
+        raise Refused(
+            f"{what} has entries that are not finite: inputs or outputs of the model are too large "
+            "for their dtype; normalise them"
+        )

@@ -18,7 +18,7 @@ from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import Diagonal, Summary
+from lapkernels.curvature.state import Diagonal, Summary, finite
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops import chunks
@@ -96,7 +96,7 @@ def diag(
             print(explanation(one, noise, method, samples))
         diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
         count += one.count
-    return Diagonal(total.values, Summary.of(count, chosen, method, noise))
+    return Diagonal(finite(total.values), Summary.of(count, chosen, method, noise))
 
 
 def check_method(method: str, threshold: float) -> None:

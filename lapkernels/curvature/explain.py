@@ -59,13 +59,13 @@ class Carried:
 def explanation(
     one: Pass, likelihood: Likelihood, method: str, samples: int = 1, joint: bool = False
 ) -> str:
-    """A table of what a method carries to each layer.
+    """A table of what a method carries to each layer, and how a first check with autograd went.
 
     Where parameters are ``joint`` by their columns, these are neither windows nor compressed.
     """
     columns = likelihood.columns(one.prediction, one.target)
     if method == "exact" and not one.by_autograd and not joint:
-        return explain_exact(one.plan, columns, one.budget)
+        return f"{explain_exact(one.plan, columns, one.budget)}\n{one.check}"
     counts = {"exact": columns.count, "mc": samples}
     return explain_columns(one, counts.get(method, 1))
 
@@ -101,7 +101,8 @@ def explain_columns(one: Pass, count: int, layout: Layout | None = None) -> str:
     densities = {} if one.by_autograd else densities_of(one.plan)
     step = next(iter(one.chunks(count)), (0, 1))[1]
     here = Carried(count, step, layout, frozenset(), None, False)
-    return _table(_rows(one.plan, Section.whole(one.plan), here, densities))
+    table = _table(_rows(one.plan, Section.whole(one.plan), here, densities))
+    return f"{table}\n{one.check}"
 
 
 class Densities(Collector):

@@ -21,7 +21,7 @@ from lapkernels.curvature.joint import LIMIT, JointBlocks
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import Summary, slices_of
+from lapkernels.curvature.state import Summary, finite, slices_of
 from lapkernels.likelihoods import resolve
 
 Method = Literal["exact", "mc", "empirical", "hessian"]
@@ -113,4 +113,6 @@ def full(
                 columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
                 count += one.count
     sizes = chosen if entries is None else {name: entries[name] for name in chosen}
-    return Full(matrix, slices_of(sizes), Summary.of(count, chosen, method, noise))
+    slices = slices_of(sizes)
+    finite({name: matrix[rows] for name, rows in slices.items()})
+    return Full(matrix, slices, Summary.of(count, chosen, method, noise))

@@ -14,6 +14,7 @@ from lapkernels.curvature.processes import processes
 from lapkernels.curvature.products import check_samples, graph_of
 from lapkernels.curvature.selection import Output, batches_of
 from lapkernels.curvature.sharing import Part
+from lapkernels.curvature.state import finite
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.chunks import slices
 
@@ -146,6 +147,7 @@ class GaussNewton:
         data = part.data if self.together.size == 1 else part
         what = f"sweep {self.sweeps} of products"
         found = part.sum(what, lambda: {"count": self._add(data, vectors, rows), "total": total})
+        finite(dict(zip(self.chosen, rows, strict=True)), "product")
         self.count = found["count"]
         self.sweeps += 1
         return found["total"]

@@ -20,7 +20,7 @@ from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import Diagonal, Summary
+from lapkernels.curvature.state import Diagonal, Summary, finite
 from lapkernels.likelihoods import resolve
 
 
@@ -107,8 +107,8 @@ def gradient_and_diag(
         count += one.count
     return GradientAndDiagonal(
         torch.stack(losses).sum(),
-        gradient,
-        Diagonal(total.values, Summary.of(count, chosen, method, noise)),
+        finite(gradient, "gradient"),
+        Diagonal(finite(total.values), Summary.of(count, chosen, method, noise)),
     )
 
 

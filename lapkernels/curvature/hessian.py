@@ -18,7 +18,7 @@ from lapkernels.curvature.contents import Contents, Parameters, check_mode, para
 from lapkernels.curvature.products import BUDGET, check_samples, graph_of, hessian_products
 from lapkernels.curvature.selection import Batch, Output, batches_of
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import Diagonal, Summary, slices_of
+from lapkernels.curvature.state import Diagonal, Summary, finite, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.chunks import slices
 
@@ -57,7 +57,7 @@ def hessian_diag(
         progress=progress,
     )
     values = {name: diagonal[where[name]].reshape(p.shape) for name, p in chosen.items()}
-    return Diagonal(values, Summary.of(count, chosen, "hessian", noise))
+    return Diagonal(finite(values), Summary.of(count, chosen, "hessian", noise))
 
 
 def hessian_rows(

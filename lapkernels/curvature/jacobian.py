@@ -19,6 +19,7 @@ from lapkernels.curvature.joint import JointJacobians
 from lapkernels.curvature.outputs import unit_columns, with_outputs
 from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.selection import Output, input_batches
+from lapkernels.curvature.state import finite
 from lapkernels.likelihoods import resolve
 
 
@@ -56,7 +57,8 @@ def jacobian(
             return unit_columns(one.prediction, picked[:, first:last])
 
         parts.append(_pulled(one, chosen, picked.shape[1], columns))
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return finite({"the outputs": result}, "Jacobian")["the outputs"]
 
 
 @torch.no_grad()
@@ -90,7 +92,8 @@ def sample_gradients(
         noise.check(f, y)
         score = noise.score(f, y).unsqueeze(0)
         parts.append(_pulled(one, chosen, 1, lambda first, last, s=score: s)[:, 0])
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return finite({"the loss": result}, "gradient")["the loss"]
 
 
 class _Rows(JointJacobians):

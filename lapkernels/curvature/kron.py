@@ -35,7 +35,7 @@ from lapkernels.curvature.kronecker_sums import KroneckerSums
 from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.state import Summary, finite
 from lapkernels.likelihoods import resolve
 
 Method = Literal["mc", "exact", "empirical"]
@@ -91,4 +91,7 @@ def kron(
         columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
         count += one.count
     found = {name: total.factors(name, count) for name in chosen}
+    finite({name: factors.output for name, factors in found.items()})
+    inputs = {name: factors.input_sum for name, factors in found.items()}
+    finite({name: value for name, value in inputs.items() if value is not None})
     return Kronecker(found, Summary.of(count, chosen, f"{method} {sharing}", noise))

@@ -30,7 +30,7 @@ from lapkernels.curvature.passes import Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.selection import Output
 from lapkernels.curvature.sharing import summed
-from lapkernels.curvature.state import ByName, Diagonal, Summary, fingerprint
+from lapkernels.curvature.state import ByName, Diagonal, Summary, fingerprint, finite
 from lapkernels.curvature.steps import jacobian_rows
 from lapkernels.curvature.walk import Collector
 from lapkernels.likelihoods import Likelihood, resolve
@@ -158,7 +158,7 @@ def _second_moments(
         columns_into(one, noise, method, samples, sampler, generator, total)
         count += one.count
     values = {name: basis.values for name, basis in total.bases.items()}
-    return Diagonal(values, Summary.of(count, chosen, method, noise))
+    return Diagonal(finite(values), Summary.of(count, chosen, method, noise))
 
 
 class RotatedSquares(Collector):

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.contents import Parameters
+from lapkernels.curvature.decompositions import retried
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.gauss_newton import GaussNewton, Method, OutputCurvature
 from lapkernels.curvature.selection import Output
@@ -132,7 +133,8 @@ def largest_eigenvalues(
         new = slice(count, count + len(block))
         space[new], mapped[new], count = block, product(block.T).T, new.stop
         basis, images = space[:count], mapped[:count]
-        values, turn = torch.linalg.eigh(_symmetric(basis @ images.T))
+        matrix = _symmetric(basis @ images.T)
+        values, turn = retried(torch.linalg.eigh, matrix, "the curvature", "has no eigenvalues")
         values = values.flip(0).clamp_min(0)
         # A little more than the rank is kept, which keeps the restart from losing what it found.
         kept = min(count, width)

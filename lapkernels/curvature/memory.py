@@ -41,27 +41,27 @@ class Memory:
     def save(self, written: Tensor) -> None:
         """Copy what rules need before its memory is overwritten."""
         self._sort()
-        for kept in self._kept.pop(_address(written), []):
+        for kept in self._kept.pop(storage_of(written), []):
             kept.tensor = kept.tensor.clone()
 
     def whole(self, tensor: Tensor) -> Tensor | None:
         """The tensor that is all of the memory a tensor lies in, in row-major order."""
         self._sort()
-        return self._wholes.get(_address(tensor))
+        return self._wholes.get(storage_of(tensor))
 
     def others(self, tensor: Tensor) -> Iterable[Tensor]:
         """The other tensors in the memory of a tensor."""
         self._sort()
-        return [other for other in self._members[_address(tensor)] if other is not tensor]
+        return [other for other in self._members[storage_of(tensor)] if other is not tensor]
 
     def _sort(self) -> None:
         for tensor in self._new_members:
-            address = _address(tensor)
-            self._members.setdefault(address, []).append(tensor)
-            if address not in self._wholes and _covers(tensor):
-                self._wholes[address] = tensor
+            storage = storage_of(tensor)
+            self._members.setdefault(storage, []).append(tensor)
+            if storage not in self._wholes and _covers(tensor):
+                self._wholes[storage] = tensor
         for kept, _ in self._new_kept:
-            self._kept.setdefault(_address(kept.tensor), []).append(kept)
+            self._kept.setdefault(storage_of(kept.tensor), []).append(kept)
         self._new_members.clear()
         self._new_kept.clear()
 
@@ -74,8 +74,9 @@ def version_of(tensor: Tensor) -> int:
         return -1
 
 
-def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+def storage_of(tensor: Tensor) -> int:
+    """Which storage a tensor lies in. An address would not tell: all empty ones have the same."""
+    return tensor.untyped_storage()._cdata
 
 
 def _covers(tensor: Tensor) -> bool:

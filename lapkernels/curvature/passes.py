@@ -17,11 +17,12 @@ from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.freed_memory import keep_freed_memory
 from lapkernels.curvature.plan import Plan
 from lapkernels.curvature.random_state import random_state_kept
-from lapkernels.curvature.record import Subject, record
+from lapkernels.curvature.record import Subject, record, unrecorded
 from lapkernels.curvature.replay import WantsGraph, planned
 from lapkernels.curvature.run_model import call_model
 from lapkernels.curvature.sections import pull_compressed
 from lapkernels.curvature.selection import Batch, Output, batches_of, selector
+from lapkernels.curvature.self_check import close, verdict
 from lapkernels.curvature.walk import Collector, pull_columns
 from lapkernels.likelihoods import Columns
 
@@ -38,6 +39,8 @@ class Pass:
     target: Any
     budget: int | None
     by_autograd: bool
+    # How it compared with autograd, for ``explain``.
+    check: str = ""
 
     @property
     def count(self) -> int:
@@ -145,12 +148,15 @@ def _passes(
     try:
         whole = _pass(subject, batch, output, budget, route, graph)
     except SamplesLost as lost:
-        if route == "rules" or batch.count == 1:
+        if route == "rules":
             raise
-        warnings.warn(
-            f"{lost}. Samples run one at a time, which is slow.", RuntimeWarning, stacklevel=5
-        )
-        yield from _one_by_one(subject, batch, output, budget, route, graph)
+        # Whatever the model itself raises is the user's to see.
+        together = _plain_output(subject, batch, output)
+        if batch.count > 1:
+            warnings.warn(
+                f"{lost}. Samples run one at a time, which is slow.", RuntimeWarning, stacklevel=5
+            )
+        yield from _one_by_one(subject, batch, output, budget, route, graph, together, lost)
     else:
         count = 1 if split is None else min(split(whole), batch.count)
         if count < 2:
@@ -162,6 +168,13 @@ def _passes(
             yield _pass(subject, part, output, allowed, route, graph)
 
 
+def _plain_output(subject: Subject, batch: Batch, output: Output) -> Tensor:
+    """What the model returns."""
+    with random_state_kept(subject.model, batch.args, batch.kwargs), torch.no_grad():
+        result = call_model(subject.model, batch.args, batch.kwargs)
+        return selector(output, batch.count)(result)
+
+
 def _one_by_one(
     subject: Subject,
     batch: Batch,
@@ -169,25 +182,34 @@ def _one_by_one(
     budget: int | None,
     route: Route,
     graph: WantsGraph,
+    together: Tensor,
+    lost: SamplesLost,
 ) -> Iterator[Pass]:
-    with random_state_kept(subject.model, batch.args, batch.kwargs), torch.no_grad():
-        result = call_model(subject.model, batch.args, batch.kwargs)
-        together = selector(output, batch.count)(result)
+    """A pass for each sample, the last resort by autograd alone, which has no need to record."""
     for n in range(batch.count):
-        one = _pass(subject, batch.sample(n), output, budget, route, graph)
-        if not _close(one.prediction[0], together[n]):
+        sample = batch.sample(n)
+        try:
+            if batch.count == 1:
+                raise lost
+            one = _pass(subject, sample, output, budget, route, graph)
+        except SamplesLost as error:
+            inputs = (sample.args, sample.kwargs)
+            with random_state_kept(subject.model, inputs):
+                plan = Plan.of(unrecorded(subject, inputs, selector(output, 1), str(error)))
+            one = _checked(
+                Pass(plan, plan.trace.prediction, sample.target, budget, True),
+                subject,
+                sample,
+                output,
+            )
+            if isinstance(one, str):
+                raise Refused(f"{one}, however it is found: {lost}") from error
+        if not close(one.prediction[0], together[n]):
             raise Refused(
                 f"the model's output for sample {n} changes with the other samples of the batch; "
                 "curvature is a sum over independent samples"
             )
         yield one
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Whether two predictions are the same up to rounding."""
-    scale = float(b.abs().max()) if b.numel() else 0.0
-    eps = torch.finfo(b.dtype).eps
-    return bool(torch.allclose(a, b, rtol=0, atol=1e4 * eps * scale, equal_nan=True))
 
 
 def _pass(
@@ -198,26 +220,73 @@ def _pass(
     route: Route,
     graph: WantsGraph,
 ) -> Pass:
-    select = selector(output, batch.count)
-    inputs = (batch.args, batch.kwargs)
-    by_autograd = route == "autograd"
-    plan = None
-    if not by_autograd:
-        plan = planned(subject, inputs, select, graph=graph, is_output=output is None)
-    if plan is not None and plan.trace.opaque:
+    """A recorded pass that goes back by rules, or else by autograd.
+
+    Raises ``SamplesLost`` if neither can be done for all samples at once.
+    """
+    try:
+        if route != "autograd":
+            found = _by_rules(subject, batch, output, budget, graph)
+            if isinstance(found, Pass):
+                return found
+            if route == "rules":
+                raise Refused(f"{found}: only autograd knows its gradient; route='auto'")
+        else:
+            found = None
+        return _by_autograd(subject, batch, output, budget, graph, found)
+    except Refused:
+        raise
+    except Exception as error:
         if route == "rules":
-            opaque = plan.trace.opaque[0]
-            raise Refused(f"{opaque}: only autograd knows its gradient; route='auto'")
-        plan, by_autograd = None, True
-    if plan is None:
-        with random_state_kept(subject.model, inputs):
-            plan = Plan.of(record(subject, inputs, select, edges=True, graph=bool(graph)))
-    trace = plan.trace
+            raise
+        raise SamplesLost(f"recording raises {type(error).__name__}: {error}") from error
+
+
+def _by_rules(
+    subject: Subject, batch: Batch, output: Output, budget: int | None, graph: WantsGraph
+) -> Pass | str:
+    """A pass that goes back by rules, or why there is none."""
+    inputs, select = (batch.args, batch.kwargs), selector(output, batch.count)
+    plan = planned(subject, inputs, select, graph=graph, is_output=output is None)
+    if plan.trace.opaque:
+        return plan.trace.opaque[0]
+    return _checked(
+        Pass(plan, plan.trace.prediction, batch.target, budget, False), subject, batch, output
+    )
+
+
+def _by_autograd(
+    subject: Subject,
+    batch: Batch,
+    output: Output,
+    budget: int | None,
+    graph: WantsGraph,
+    reason: str | None,
+) -> Pass:
+    """A pass that goes back by autograd, to each op that uses a weight."""
+    inputs, select = (batch.args, batch.kwargs), selector(output, batch.count)
+    with random_state_kept(subject.model, inputs):
+        trace = record(subject, inputs, select, edges=True, graph=bool(graph))
+    if reason is not None and not trace.opaque:
+        trace.opaque.append(reason)
     if trace.opaque and trace.hidden and trace.count > 1:
         raise SamplesLost(f"{trace.opaque[0]} that reads parameters")
-    if not trace.output.active:
+    plan = Plan.of(trace)
+    found = _checked(
+        Pass(plan, trace.prediction, batch.target, budget, True), subject, batch, output
+    )
+    if isinstance(found, str):
+        raise SamplesLost(found)
+    return found
+
+
+def _checked(one: Pass, subject: Subject, batch: Batch, output: Output) -> Pass | str:
+    """The pass, or what is wrong with it."""
+    if not one.plan.trace.output.active:
         raise Refused("the model's output does not depend on the chosen parameters")
-    return Pass(plan, trace.prediction, batch.target, budget, by_autograd)
+    found = verdict(subject, batch, output, one.plan, one.by_autograd)
+    one.check = found.note
+    return one if found.problem is None else found.problem
 
 
 def with_progress(batches: Iterator[T], data: Any) -> Iterator[T]:

@@ -28,6 +28,7 @@ from lapkernels.curvature.passes import Pass, Route, passes
 from lapkernels.curvature.plan import Share
 from lapkernels.curvature.predictive_local import LaneSum, local_sums, unit_layout
 from lapkernels.curvature.selection import Output, input_batches
+from lapkernels.curvature.state import finite
 from lapkernels.curvature.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules.window_sums import window_variances
@@ -72,7 +73,7 @@ def predictive_variance(
         else:
             result = local_sums(one, layout, None if outputs is None else chosen, total)
         parts.append(result.flatten(1))
-    result = torch.cat(parts)
+    result = finite({"the outputs": torch.cat(parts)}, "variance")["the outputs"]
     return result if outputs is not None else result.reshape(result.shape[0], *shape)
 
 
@@ -109,7 +110,8 @@ def predictive_covariance(
             total.finish()
             result[:, columns.unsqueeze(1), columns] = total.result
         parts.append(result)
-    return parts[0] if len(parts) == 1 else torch.cat(parts)
+    result = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return finite({"the outputs": result}, "covariance")["the outputs"]
 
 
 class PredictiveSum(JointJacobians, LaneSum):

@@ -28,6 +28,7 @@ from lapkernels.curvature.outputs import check_prediction
 from lapkernels.curvature.passes import passes
 from lapkernels.curvature.predictive import check_variance
 from lapkernels.curvature.selection import Output, input_batches
+from lapkernels.curvature.state import finite
 
 # Variances need more memory beside the activations than these: so many parts of a batch do not.
 PARTS = 4
@@ -55,4 +56,4 @@ def propagated_variance(
                 "predictive_variance works"
             )
         parts.append(push_variance(one.plan, variance))
-    return torch.cat(parts)
+    return finite({"the outputs": torch.cat(parts)}, "variance")["the outputs"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,6 +131,28 @@ def _trace(
     )
 
 
+def unrecorded(
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    reason: str,
+) -> Trace:
+    """A pass of one sample with autograd's graph and nothing else, and the reason for that."""
+    start = Start.of(subject, inputs)
+    output = run(subject, start, select, nullcontext())
+    value = Value(output.shape, output.dtype, follow(1, output.shape), output.requires_grad)
+    named = {
+        name: Value(leaf.shape, leaf.dtype, None, True, name)
+        for name, leaf in start.leaves.items()
+        if name in subject.chosen
+    }
+    leaves = {name: start.leaves[name] for name in named}
+    entries = sum(leaf.numel() for leaf in leaves.values())
+    return Trace(
+        1, named, [], value, output.detach(), entries, output, leaves, [reason], hidden=True
+    )
+
+
 @dataclass(frozen=True)
 class Start:
     """What a pass starts from: copies of the inputs, and a leaf for each parameter."""
@@ -172,6 +194,8 @@ def run(
 def _output(recorder: Recorder, output: Tensor) -> Value:
     """What the output is; it must hold the samples in dimension 0."""
     value = recorder.operand(output)
+    if value.lost is not None:
+        raise value.lost
     if value.samples is None and value.active:
         if recorder.count > 1:
             raise SamplesLost("the model's output does not depend on the sample")

@@ -22,7 +22,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lapkernels.curvature.errors import Refused, SamplesLost, reference
-from lapkernels.curvature.memory import Memory
+from lapkernels.curvature.memory import Memory, storage_of
 from lapkernels.curvature.operator import functional_of, operator_of, tensors_of, wrapped
 from lapkernels.curvature.trace import Node, Value
 from lapkernels.rules import (
@@ -30,6 +30,7 @@ from lapkernels.rules import (
     LocalGradient,
     MixesSamples,
     Operand,
+    RandomResult,
     Rule,
     Samples,
     ScaleUse,
@@ -64,7 +65,7 @@ class Recorder(TorchDispatchMode):
         # Tensors stay alive while recording, so that an identity means one tensor only.
         self.values: dict[int, tuple[Value, Tensor]] = {}
         self.memory = Memory()
-        # Chosen parameters by the address of their memory.
+        # Chosen parameters by their storage.
         self._owners: dict[int, str] = {}
         # Views whose memory was written by another tensor since they were made.
         self._stale: set[int] = set()
@@ -76,7 +77,7 @@ class Recorder(TorchDispatchMode):
             self._stale.discard(id(tensor))
         self.memory.add(tensor)
         if value.parameter is not None:
-            self._owners[tensor.untyped_storage().data_ptr()] = value.parameter
+            self._owners[storage_of(tensor)] = value.parameter
         return value
 
     def value(self, tensor: Tensor) -> Value:
@@ -88,7 +89,7 @@ class Recorder(TorchDispatchMode):
             return known[0]
         made = tensor.grad_fn is not None and torch.is_grad_enabled()
         if torch.is_grad_enabled() and (tensor.requires_grad or isinstance(tensor, nn.Parameter)):
-            owner = self._owners.get(tensor.untyped_storage().data_ptr())
+            owner = self._owners.get(storage_of(tensor))
             if owner is not None and not (made and self.partial):
                 raise Refused(reference(self.where, owner))
         if made:
@@ -140,12 +141,15 @@ class Recorder(TorchDispatchMode):
     def operand(self, tensor: Tensor) -> Value:
         """What a tensor that is read is, one that autograd has a gradient of its own for included.
 
-        A custom autograd.Function made it, or autograd itself saved it for a backward pass that
-        runs inside the model.
+        A custom autograd.Function or a scripted function made it, or autograd itself saved it for a
+        backward pass that runs inside the model.
         """
         value = self.value(tensor)
         if value.without_grad and tensor.grad_fn is not None and torch.is_grad_enabled():
-            self.opaque.append(f"{self.where} runs a custom autograd.Function, or autograd inside")
+            self.opaque.append(
+                f"{self.where} runs a custom autograd.Function, a scripted function, or autograd "
+                "inside"
+            )
             value.active, value.without_grad = True, False
         return value
 
@@ -165,13 +169,14 @@ class Recorder(TorchDispatchMode):
                 "modules do in training mode; call model.eval() first"
             )
         written = tensors[0]
-        owner = self._owners.get(written.untyped_storage().data_ptr())
+        owner = self._owners.get(storage_of(written))
         if owner is not None:
             raise Refused(
                 f"{self.where} writes to the parameter {owner} in its forward pass; do that before "
                 "the call, and not in the model"
             )
         self.has_written = True
+        self._check_written(written, values)
         functional = name.removesuffix("_")
         self.memory.save(written)
         before = self._before(functional, tensors, values)
@@ -192,17 +197,31 @@ class Recorder(TorchDispatchMode):
         self._stale.update(id(other) for other in others if other is not whole)
         return written
 
+    def _check_written(self, written: Tensor, values: list[Value]) -> None:
+        """Writes that autograd does not see, or not where it met the tensor that is written."""
+        if not torch.is_grad_enabled():
+            return
+        known = [self.values[id(one)][0] for one in (*self.memory.others(written), written)]
+        # Of views that are older than a write to their base, only this one is up to date.
+        seen = written.requires_grad or written.grad_fn is not None
+        if not seen and any(value.active for value in known):
+            self.opaque.append(f"{self.where} writes to a tensor by its detached view")
+        weights = any(value.active and value.samples is None for value in values)
+        if self._edges and weights and self.memory.whole(written) is not written:
+            self.opaque.append(f"{self.where} writes to a view")
+            self.hidden = True
+
     def _before(self, name: str, tensors: list[Tensor], values: list[Value]) -> dict[int, Tensor]:
         """Copies of the operands that are about to be overwritten and that the rule reads."""
         if not any(value.active or value.samples is not None for value in values):
             return {}
         builder = builder_of(name)
         reads = builder is None or getattr(builder, "reads_input", True)
-        memory = tensors[0].untyped_storage().data_ptr()
+        memory = storage_of(tensors[0])
         return {
             id(tensor): tensor.detach().clone()
             for index, tensor in enumerate(tensors)
-            if (index > 0 or reads) and tensor.untyped_storage().data_ptr() == memory
+            if (index > 0 or reads) and storage_of(tensor) == memory
         }
 
     def _read(self, tensor: Tensor) -> Value:
@@ -246,15 +265,29 @@ class Recorder(TorchDispatchMode):
                     "tensor, which has no rules: use dense ones"
                 )
         grad = torch.is_grad_enabled()
-        varies = active = False
+        varies = active = seen = False
+        lost = None
         for value in values:
             varies |= value.samples is not None
             active |= value.active and grad
+            seen |= value.active and not value.without_grad
+            lost = lost or value.lost
+        # Autograd may still give a result a gradient of its own.
+        without_grad = not grad or not (seen or any([tensor.requires_grad for tensor in tensors]))
+        if lost is not None:
+            self._lose(lost, op, outputs)
+            return
         if not varies and not active:
             for out in outputs:
                 samples = self._fresh(out, values)
-                self.define(out, Value(out.shape, out.dtype, samples, False, without_grad=not grad))
+                value = Value(out.shape, out.dtype, samples, False, without_grad=without_grad)
+                self.define(out, value)
             return
+        if active and any([tensor.is_complex() for tensor in (*tensors, *outputs)]):
+            self.opaque.append(f"{self.where} computes with complex numbers")
+            if any([value.active and value.samples is None for value in values]):
+                self.hidden = True
+                raise SamplesLost(f"{self.where} computes with complex parameters")
         builder = builder or builder_of(name)
         if self._place_fresh and name == "aten::expand" and not varies:
             samples = expanded_samples(values[0].shape, outputs[0].shape, self.count)
@@ -262,9 +295,10 @@ class Recorder(TorchDispatchMode):
                 builder, args, kwargs = Lift, args[:1], {"samples": samples}
         try:
             rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
-        except SamplesLost:
+        except SamplesLost as error:
             if self.count > 1:
-                raise
+                self._lose(error, op, outputs)
+                return
             values = [
                 self.lifted(tensor, value) for tensor, value in zip(tensors, values, strict=True)
             ]
@@ -272,11 +306,8 @@ class Recorder(TorchDispatchMode):
         active = active and rule.differentiable
         results = []
         for out, samples in zip(outputs, rule.samples, strict=True):
-            moves = active and out.is_floating_point()
-            if active and out.is_complex():
-                self.opaque.append(f"{self.where} computes with complex numbers")
-                moves = True
-            value = Value(out.shape, out.dtype, samples, moves, None, not grad)
+            moves = active and (out.is_floating_point() or out.is_complex())
+            value = Value(out.shape, out.dtype, samples, moves, None, without_grad)
             results.append(self.define(out, value))
             # Ops that use a weight compute something new.
             if moves and (rule.uses or not _is_view(out, tensors)):
@@ -286,6 +317,15 @@ class Recorder(TorchDispatchMode):
             self.nodes.append(node)
             if self._edges and rule.uses:
                 self._pending.append((node, list(outputs)))
+
+    def _lose(self, error: SamplesLost, op: Any, outputs: tuple[Tensor, ...]) -> None:
+        """Samples are lost here, which matters once the model's output or its code reads this."""
+        tags = getattr(op, "tags", ())
+        shapes_vary = torch.Tag.dynamic_output_shape in tags
+        if not outputs or shapes_vary or torch.Tag.data_dependent_output in tags:
+            raise error
+        for out in outputs:
+            self.define(out, Value(out.shape, out.dtype, None, False, lost=error))
 
     def _rule(
         self,
@@ -308,10 +348,12 @@ class Recorder(TorchDispatchMode):
         given = wrapped(args, rest)
         if kwargs:
             kwargs = dict(zip(kwargs, wrapped(kwargs.values(), rest), strict=True))
+        short = name.removeprefix("aten::")
         try:
             rule = self._built(call, given, kwargs, builder)
+        except RandomResult as error:
+            raise Refused(f"{short} in {self.where} {error}") from error
         except MixesSamples as error:
-            short = name.removeprefix("aten::")
             raise SamplesLost(
                 f"{short} in {self.where} cannot be followed sample by sample: {error}"
             ) from error
@@ -398,8 +440,8 @@ def _is_ours(filename: str) -> bool:
 
 def _is_view(out: Tensor, tensors: list[Tensor]) -> bool:
     """Whether a result lies in the memory of an operand."""
-    address = out.untyped_storage().data_ptr()
-    return any(tensor.untyped_storage().data_ptr() == address for tensor in tensors)
+    storage = storage_of(out)
+    return any(storage_of(tensor) == storage for tensor in tensors)
 
 
 def _outputs(out: Any) -> tuple[Tensor, ...]:

@@ -45,7 +45,9 @@ class Runner:
             own = {key: values[full] for key, full in keys if full in values}
             if own:
                 tables.append((module, name, own))
-                vars(copies[id(module)])[name] = {**vars(module)[name], **own}
+            copy = copies[id(module)]
+            if copy is not module:
+                vars(copy)[name] = {**vars(module)[name], **own}
         with _shown(tables):
             return copies[id(self._contents.model)](*args, **kwargs)
 

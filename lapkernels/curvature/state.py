@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.errors import Refused
 from lapkernels.likelihoods import Likelihood
 from lapkernels.ops import value_samples
 
@@ -74,6 +76,21 @@ class Diagonal(ByName[Tensor]):
         """The diagonal of both data sets together."""
         summary = self.summary.merged(other.summary)
         return Diagonal({name: value + other[name] for name, value in self.items()}, summary)
+
+
+def finite(values: Mapping[str, Tensor], kind: str = "curvature") -> dict[str, Tensor]:
+    """The values, refused if a number among them has overflowed."""
+    # Sums of finite numbers may overflow too: these are looked at again.
+    totals = [value.sum() for value in values.values()]
+    if totals and not math.isfinite(sum(torch.stack(totals).tolist())):
+        for name, value in values.items():
+            if not bool(value.isfinite().all()):
+                raise Refused(
+                    f"the {kind} of {name} is not finite: numbers on the way back, or their "
+                    f"squares, are too large for {value.dtype}. Scale the inputs, or give the "
+                    "model and its inputs in float64"
+                )
+    return dict(values)
 
 
 def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:

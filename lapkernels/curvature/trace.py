@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge
 
+from lapkernels.curvature.errors import SamplesLost
 from lapkernels.curvature.functions import Function
 from lapkernels.rules import Kept, Rule, Samples
 
@@ -19,7 +20,8 @@ class Value:
     """A tensor of the forward pass. ``samples`` is None if it is the same for all samples.
 
     ``active`` values depend on a chosen parameter; ``parameter`` is its name if it is one itself;
-    ``without_grad`` ones were made where gradients are disabled, or are detached.
+    ``without_grad`` ones were made where autograd saw nothing that requires a gradient. Of a
+    ``lost`` one it cannot be told which entry belongs to which sample.
     """
 
     shape: torch.Size
@@ -28,6 +30,7 @@ class Value:
     active: bool
     parameter: str | None = None
     without_grad: bool = False
+    lost: SamplesLost | None = None
 
 
 @dataclass(eq=False, slots=True)

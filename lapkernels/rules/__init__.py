@@ -9,6 +9,7 @@ from lapkernels.rules import (
     embedding,
     followed,
     indexing,
+    memory,
     normalization,
     padding,
     pooling,
@@ -30,7 +31,7 @@ from lapkernels.rules.rule import (
     register_rule,
     rule_names,
 )
-from lapkernels.rules.samples import MixesSamples, Samples, follow
+from lapkernels.rules.samples import MixesSamples, RandomResult, Samples, follow
 from lapkernels.rules.uses import (
     CopyUse,
     EmbeddingUse,
@@ -49,6 +50,7 @@ __all__ = [
     "Kept",
     "LocalGradient",
     "MixesSamples",
+    "RandomResult",
     "Operand",
     "OwnEntriesUse",
     "Rule",
@@ -67,6 +69,7 @@ __all__ = [
     "follow",
     "followed",
     "indexing",
+    "memory",
     "normalization",
     "padding",
     "pooling",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lapkernels.rules.elementwise import Elementwise
 from lapkernels.rules.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.samples import MixesSamples
+from lapkernels.rules.samples import RandomResult
 from lapkernels.rules.shape import Movement
 
 _RANDOM = (
@@ -16,13 +16,13 @@ _RANDOM = (
     *("uniform", "random", "exponential", "geometric", "cauchy", "log_normal", "poisson"),
     *("multinomial", "normal_functional", "binomial", "rrelu_with_noise_functional"),
 )
-_REASON = "its result is random, so there is no one function to differentiate; call eval()"
+_REASON = "gives a random result, so there is no one function to differentiate; call model.eval()"
 
 
 @register_rule(*(f"aten::{name}" for name in _RANDOM))
 def random(call: Call, *args: Any, **kwargs: Any) -> Rule:
-    """Refused, also in a batch of one."""
-    raise MixesSamples(_REASON)
+    """Refused."""
+    raise RandomResult(_REASON)
 
 
 @register_rule("aten::rrelu_with_noise")
@@ -37,7 +37,7 @@ def rrelu(
 ) -> Rule:
     """A leaky ReLU in eval mode."""
     if training:
-        raise MixesSamples(_REASON)
+        raise RandomResult(_REASON)
     return Elementwise(call, x, noise, lower, upper, training, *args)
 
 
@@ -48,7 +48,7 @@ class Dropout(Movement):
     def __init__(self, call: Call, x: Operand, p: float, train: bool | None = True) -> None:
         super().__init__(call, x)
         if train is not False and p > 0:
-            raise MixesSamples(_REASON)
+            raise RandomResult(_REASON)
         self.samples = call.place(x.samples, lambda where: where)
 
     def push(self, tensor: Tensor) -> Tensor:

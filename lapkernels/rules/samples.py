@@ -19,6 +19,10 @@ class MixesSamples(ValueError):
     """An op whose result for one sample depends on another, or hides which is which."""
 
 
+class RandomResult(ValueError):
+    """An op whose result is random, so that there is no one function to differentiate."""
+
+
 @dataclass(frozen=True)
 class Samples:
     """Dimension ``dim`` has ``outer * count * inner`` entries, the sample index in the middle."""

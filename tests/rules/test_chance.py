@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lapkernels.rules import MixesSamples, builder_of
+from lapkernels.rules import RandomResult, builder_of
 from lapkernels.rules.chance import _RANDOM
 from tests.rules import check
 from tests.rules.calls import Case, aten, case, params, x
@@ -37,12 +37,12 @@ def test_chance_is_refused(name: str) -> None:
         return entry, *REFUSED[name]
 
     for one in case(name, getattr(aten, name).default, args):
-        check.refused(one, MixesSamples, "random")
+        check.refused(one, RandomResult, "random")
 
 
 @pytest.mark.parametrize("name", _RANDOM)
 def test_every_random_op_is_refused(name: str) -> None:
     builder = builder_of(f"aten::{name}")
     assert builder is not None
-    with pytest.raises(MixesSamples, match="random"):
+    with pytest.raises(RandomResult, match="random"):
         builder(None)
