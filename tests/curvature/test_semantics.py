@@ -42,8 +42,8 @@ class _Clamped(torch.autograd.Function):
         return grads[0]
 
 
-def _in_place(write: Callable[[Net, Tensor], Any]) -> Callable[[Net, Tensor], Tensor]:
-    def middle(net: Net, x: Tensor) -> Tensor:
+def _in_place(write: Callable[[Any, Tensor], Any]) -> Callable[[Any, Tensor], Tensor]:
+    def middle(net: Any, x: Tensor) -> Tensor:
         x = x * 1
         write(net, x)
         return x
@@ -64,7 +64,7 @@ def _statistic(net: Net, x: Tensor) -> Tensor:
     return x.tanh()
 
 
-MIDDLES: dict[str, tuple[Callable[[Net, Tensor], Tensor], dict[str, tuple[int, ...]]]] = {
+MIDDLES: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, tuple[int, ...]]]] = {
     "scripted": (lambda net, x: _scripted(x), {}),
     "scripted-gate": (lambda net, x: _scripted_gate(x, _scripted(x)), {}),
     "scripted-with-a-weight": (lambda net, x: _scripted_gate(x, net.w.expand_as(x)), {"w": (4,)}),
