@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapkernels.curvature.contents import Contents
-from lapkernels.curvature.selection import mapped
+from lapkernels.curvature.selection import check_names, mapped
 
 
 class Runner:
@@ -48,8 +48,13 @@ class Runner:
             copy = copies[id(module)]
             if copy is not module:
                 vars(copy)[name] = {**vars(module)[name], **own}
+        model = copies[id(self._contents.model)]
         with _shown(tables):
-            return copies[id(self._contents.model)](*args, **kwargs)
+            try:
+                return model(*args, **kwargs)
+            except TypeError:
+                check_names(model, args, kwargs)
+                raise
 
     def _copied(self) -> dict[int, nn.Module]:
         """The copy of each module by its identity."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapkernels.curvature.errors import NoBatch, Refused
 
@@ -84,7 +85,7 @@ def is_batch(data: Any) -> bool:
 def _is_inputs(value: Any) -> bool:
     if isinstance(value, Tensor | Mapping):
         return True
-    return isinstance(value, tuple) and all(isinstance(entry, Tensor) for entry in value)
+    return isinstance(value, tuple) and all(isinstance(entry, Tensor | Mapping) for entry in value)
 
 
 def _batch(batch: Any) -> Batch:
@@ -119,6 +120,19 @@ def _batch(batch: Any) -> Batch:
     if 0 in sizes:
         raise ValueError("a batch holds no sample")
     return found
+
+
+def check_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    """Refuse a dict of inputs whose names a model's ``forward`` does not have."""
+    try:
+        signature(model.forward).bind(*args, **kwargs)
+    except TypeError as error:
+        if kwargs:
+            raise TypeError(
+                f"the forward of {type(model).__name__} has no arguments {', '.join(kwargs)}: the "
+                "entries of a dict are given by name. Where the dict itself is one argument, put "
+                "it into a tuple: ((inputs,), labels)"
+            ) from error
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
