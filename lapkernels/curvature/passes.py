@@ -169,10 +169,10 @@ def _passes(
 
 
 def _plain_output(subject: Subject, batch: Batch, output: Output) -> Tensor:
-    """What the model returns."""
-    with random_state_kept(subject.model, batch.args, batch.kwargs), torch.no_grad():
+    """What the model returns; it may want gradients, to register a hook on one."""
+    with random_state_kept(subject.model, batch.args, batch.kwargs), torch.enable_grad():
         result = call_model(subject.model, batch.args, batch.kwargs)
-        return selector(output, batch.count)(result)
+        return selector(output, batch.count)(result).detach()
 
 
 def _one_by_one(

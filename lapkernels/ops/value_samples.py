@@ -24,7 +24,7 @@ def value_samples(tensors: Sequence[Tensor]) -> Tensor:
         if all([t.is_cpu and t.dtype is dtype and t.is_contiguous() for t in tensors]):
             return kernel(tensors, COUNT, LENGTH)
     parts = [_some(tensor.detach().reshape(-1)).to("cpu", torch.float64) for tensor in tensors]
-    return torch.cat([torch.empty(0, dtype=torch.float64), *parts])
+    return torch.cat([torch.empty(0, dtype=torch.float64, device="cpu"), *parts])
 
 
 def _some(values: Tensor) -> Tensor:

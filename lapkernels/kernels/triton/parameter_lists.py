@@ -119,7 +119,7 @@ def _table(lists: Sequence[Sequence[Tensor]]) -> Tensor:
     rows: list[Any] = []
     for entries in zip(*lists, strict=True):
         count, size = entries[0].numel(), entries[0].element_size()
-        first = torch.arange(0, count, _BLOCK)
+        first = torch.arange(0, count, _BLOCK, device="cpu")
         columns = [first * size + entry.data_ptr() for entry in entries]
         rows.append(torch.stack([*columns, (count - first).clamp(max=_BLOCK)], 1))
     return torch.cat(rows)
