@@ -55,6 +55,7 @@ class Recorder(TorchDispatchMode):
         self.hidden = False
         self.has_written = False
         self.has_met_unknown = False
+        self._detached = False
         # Whether some functions run unwatched, so that what autograd kept of them is unknown.
         self.partial = False
         self._paths = paths
@@ -110,8 +111,9 @@ class Recorder(TorchDispatchMode):
         if op.random:
             raise Refused(f"{op.name} in {self.where} makes the output random; call model.eval()")
         if op.detaches:
-            samples, out = self.operand(args[0]).samples, func(*args)
-            self.define(out, Value(out.shape, out.dtype, samples, False, without_grad=True))
+            value, out = self.operand(args[0]), func(*args)
+            self._detached |= value.active and value.samples is None
+            self.define(out, Value(out.shape, out.dtype, value.samples, False, without_grad=True))
             return out
         tensors = tensors_of(args)
         if kwargs:
@@ -151,6 +153,8 @@ class Recorder(TorchDispatchMode):
                 "inside"
             )
             value.active, value.without_grad = True, False
+            # Which of the weights that were detached it depends on cannot be told.
+            self.hidden |= self._detached
         return value
 
     def _write(

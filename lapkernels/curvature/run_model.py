@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
 from threading import Lock, get_ident
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from lapkernels.curvature.contents import Contents
+from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.selection import check_names, mapped
 
 
@@ -55,6 +58,22 @@ class Runner:
             except TypeError:
                 check_names(model, args, kwargs)
                 raise
+            except Exception as error:
+                self._check_traced(error)
+                raise
+
+    def _check_traced(self, error: Exception) -> None:
+        """Refuse what torch.cond and its like cannot trace: functions that use other tensors."""
+        paths, where, traced = self.paths, "", False
+        for frame, _ in walk_tb(error.__traceback__):
+            where = paths.get(id(frame.f_locals.get("self")), where)
+            traced |= Path(frame.f_code.co_filename).parent.name == "_higher_order_ops"
+        if traced and not isinstance(error, Refused | NotImplementedError):
+            raise Refused(
+                f"{where or 'the model'} is traced by torch, as torch.cond traces its branches, "
+                f"which fails here ({str(error).partition('.')[0]}): write that in Python, with an "
+                "if or a loop"
+            ) from error
 
     def _copied(self) -> dict[int, nn.Module]:
         """The copy of each module by its identity."""
