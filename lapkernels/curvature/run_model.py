@@ -58,21 +58,20 @@ class Runner:
             except TypeError:
                 check_names(model, args, kwargs)
                 raise
-            except Exception as error:
+            except (AssertionError, NotImplementedError) as error:
                 self._check_traced(error)
                 raise
 
     def _check_traced(self, error: Exception) -> None:
-        """Refuse what torch.cond and its like cannot trace: functions that use other tensors."""
+        """Refuse torch.cond and its like where that is why the model does not run."""
         paths, where, traced = self.paths, "", False
         for frame, _ in walk_tb(error.__traceback__):
             where = paths.get(id(frame.f_locals.get("self")), where)
             traced |= Path(frame.f_code.co_filename).parent.name == "_higher_order_ops"
-        if traced and not isinstance(error, Refused | NotImplementedError):
+        if traced:
             raise Refused(
-                f"{where or 'the model'} is traced by torch, as torch.cond traces its branches, "
-                f"which fails here ({str(error).partition('.')[0]}): write that in Python, with an "
-                "if or a loop"
+                f"{where or 'the model'} runs in torch.cond or its like, whose branches cannot be "
+                f"followed ({str(error).partition('.')[0]}): write an if or a loop of Python"
             ) from error
 
     def _copied(self) -> dict[int, nn.Module]:

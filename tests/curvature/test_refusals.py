@@ -329,6 +329,25 @@ def test_sparse_tensors_are_refused(route: Any) -> None:
         lk.diag(model, torch.randn(2, 3), route=route)
 
 
+@pytest.mark.parametrize("uses", ["weights", "nothing"])
+def test_branches_that_torch_traces_are_refused(uses: str) -> None:
+    def forward(net: Any, x: Tensor) -> Any:
+        branches = (net.head, net.other) if uses == "weights" else (torch.sin, torch.cos)
+        return torch.cond(net.flag, *branches, (net.stem(x),))
+
+    layers = {name: nn.Linear(3, 3) for name in ("stem", "head", "other")}
+    model = Net(forward, flag=torch.tensor(True), **layers)
+    x = torch.randn(2, 3)
+    assert model(x).shape == x.shape
+    calls: list[Callable[[], Any]] = [
+        *(partial(lk.diag, model, x, route=route) for route in ROUTES),
+        partial(lk.ggn_product, model, x, ones(model)),
+    ]
+    for call in calls:
+        with pytest.raises(lk.Refused, match="runs in torch.cond or its like"):
+            call()
+
+
 def test_no_module_is_refused() -> None:
     with pytest.raises(TypeError, match="an nn.Module is needed"):
         lk.diag(torch.tanh, torch.randn(2, 3))  # pyright: ignore[reportArgumentType]
