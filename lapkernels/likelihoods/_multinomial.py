@@ -48,7 +48,7 @@ class MultinomialColumns(Columns):
         self.check_range(first, last)
         _, classes, positions = self.log_p.shape
         index = torch.arange(first, last, device=self.log_p.device)
-        t, j = index // max(classes - 1, 1), index % max(classes - 1, 1)
+        t, j = index // (classes - 1), index % (classes - 1)
         column = self._entries(j, t).permute(2, 0, 1).unsqueeze(3)
         if positions > 1:
             there = t.unsqueeze(1) == torch.arange(positions, device=self.log_p.device)

@@ -70,9 +70,15 @@ class Categorical(Likelihood):
     def check_shapes(self, f: Tensor, y: Tensor | None = None) -> None:
         """Labels have the shape of f without ``dim``, class probabilities that of f."""
         check_output(f)
+        one_logit = 'of one logit for two classes the likelihood is Bernoulli, "bernoulli"'
+        if f.dim() == 1:
+            raise ValueError(f"f of shape {tuple(f.shape)} has no classes: {one_logit}")
         dim = class_dim(f, self.dim)
-        if f.shape[dim] == 0:
-            raise ValueError(f"f of shape {tuple(f.shape)} has no classes along dim = {self.dim}")
+        if f.shape[dim] < 2:
+            raise ValueError(
+                f"f of shape {tuple(f.shape)} has {f.shape[dim]} classes along dim = {self.dim}, "
+                f"two at least are needed: {one_logit}"
+            )
         if self.weight is not None and len(self.weight) != f.shape[dim]:
             raise ValueError(f"weight has {len(self.weight)} classes, but f has {f.shape[dim]}")
         if y is None:

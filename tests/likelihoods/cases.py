@@ -121,7 +121,6 @@ CASES = (
     heteroscedastic("heteroscedastic, last", normal(3, 2, 4), -1),
     categorical("categorical", VECTOR, labels(VECTOR)),
     categorical("categorical, two classes", normal(5, 2), labels(normal(5, 2))),
-    categorical("categorical, one class", normal(3, 1), labels(normal(3, 1))),
     categorical("categorical, images", IMAGE, labels(IMAGE)),
     categorical("categorical, tokens", SEQUENCE, labels(SEQUENCE, 2), 2),
     categorical("categorical, tokens from behind", SEQUENCE, labels(SEQUENCE, -1), -1),
