@@ -25,6 +25,7 @@ from lapkernels.l2m.second_moments import second_moments
 from lapkernels.laplace import Laplace
 from lapkernels.laplace.fitting import Measured
 from lapkernels.laplace.prior import Given
+from lapkernels.laplace.weights import fingerprint_of
 from lapkernels.likelihoods import resolve
 
 
@@ -78,7 +79,9 @@ class L2M(Laplace):
         found = cls(model, likelihood, "diag", "empirical", list(chosen), prior, output=output)
         summary = Summary.of(data_size, chosen, "second moment", resolve(likelihood))
         state = Diagonal({name: scale * value for name, value in moments.items()}, summary)
-        found.measured = Measured(state, data_size, None, None)
+        found.measured = Measured(
+            state, data_size, None, None, fingerprint=fingerprint_of(found.model)
+        )
         return found
 
 

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lapkernels.curvature import Refused
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prior import Prior
 
 # Precisions stay within these bounds, where evidence would push one to zero or infinity.
 SMALLEST, LARGEST = 1e-10, 1e10
+# Share of a derivative's terms that it may be at an optimum.
+FAR = 0.1
 
 
 @dataclass(frozen=True)
@@ -43,11 +46,73 @@ class Evidence:
         complexity = posterior.log_determinant() - posterior.log_prior_determinant()
         return fit - 0.5 * (posterior.prior_quadratic(self.theta) + complexity)
 
+    def sums(self, prior: Prior, entries: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Sums of entries by name over the uncertain parameters of each precision, float64."""
+        found: dict[str, Tensor] = {}
+        for key, names in prior.groups.items():
+            found[key] = torch.zeros_like(prior.values[key])
+            for name in names:
+                mask, value = self.posterior.uncertain(name), entries[name].detach().double()
+                value = value if mask is None else value * mask
+                found[key] += value if found[key].dim() else value.sum()
+        return found
+
+    def squares(self, prior: Prior) -> dict[str, Tensor]:
+        """θᵀθ of each precision's parameters, not all of which may be zero.
+
+        With a larger precision zero is the likelier, and the data are no less likely.
+        """
+        theta = {name: self.theta[name].detach().double() for name in prior.precision}
+        found = self.sums(prior, {name: value.square() for name, value in theta.items()})
+        for key, counts in self.counts(prior).items():
+            if bool(counts.any()) and not bool(found[key].any()):
+                raise Refused(
+                    f"{_parameters(prior, key)} are zero, so that the evidence grows with their "
+                    "prior precision without end: choose it by tune('validation', data) or "
+                    "set_prior, or train the model first"
+                )
+        return found
+
+    def unsettled(self, prior: Prior, scale: Tensor, noise: bool) -> list[str]:
+        """Which precisions have no optimum near by, but run on to zero or infinity or a bound.
+
+        The derivative in the logarithm of a precision is (γ - λ θᵀθ) / 2, and far from an optimum
+        it is no small part of the larger of both, however small these have become.
+        """
+        logs = {key: value.log().requires_grad_() for key, value in prior.values.items()}
+        log_scale = scale.log().requires_grad_()
+        with torch.enable_grad():
+            values = {key: log.exp() for key, log in logs.items()}
+            value = self(prior.with_values(values), log_scale.exp())
+        *slopes, of_scale = torch.autograd.grad(value, [*logs.values(), log_scale])
+        found: list[str] = []
+        for (key, square), slope in zip(self.squares(prior).items(), slopes, strict=True):
+            value = prior.values[key]
+            quadratic, gamma = value * square, value * square + 2 * slope
+            terms = torch.maximum(gamma, quadratic)
+            far = ((gamma - quadratic).abs() > FAR * terms) | _at_bound(value)
+            if bool(far.any()):
+                entries = f"{int(far.sum())} of {far.numel()} entries of " if far.dim() else ""
+                found.append(
+                    f"the prior precision of {entries}{_parameters(prior, key)} "
+                    f"({float(value[far].max()):.1e})"
+                )
+        if noise and (2 * abs(float(of_scale)) > FAR * self.targets or bool(_at_bound(scale))):
+            found.append("the variance of the noise")
+        return found
+
+    def counts(self, prior: Prior) -> dict[str, Tensor]:
+        """How many uncertain entries there are."""
+        shapes = self.posterior.shapes
+        ones = {n: self.theta[n].new_ones(()).expand(shapes[n]) for n in prior.precision}
+        return self.sums(prior, ones)
+
 
 def by_gradient(
     evidence: Evidence, prior: Prior, scale: Tensor, *, noise: bool, steps: int
 ) -> tuple[Prior, Tensor]:
     """The prior, and c if ``noise``, of largest evidence near the given ones, by L-BFGS on logs."""
+    evidence.squares(prior)
     logs = {key: value.log().clone().requires_grad_() for key, value in prior.values.items()}
     log_scale = scale.log().clone().requires_grad_(noise)
     variables = [*logs.values(), *([log_scale] if noise else [])]
@@ -83,24 +148,18 @@ def by_fixed_point(
     :math:`1/\beta`, :math:`\beta = (N - \gamma) / \sum r^2`.
     """
     found: dict[str, float] = {}
+    squares, counts = evidence.squares(prior), evidence.counts(prior)
     cautious = False
     for _ in range(steps):
-        posterior = evidence.posterior.rescaled(prior.precision, scale)
-        variance = posterior.variance()
+        precision = prior.precision
+        variance = evidence.posterior.rescaled(precision, scale).variance()
+        shares = {name: 1 - precision[name] * v.double() for name, v in variance.items()}
         values: dict[str, Tensor] = {}
-        for key, names in prior.groups.items():
-            old = prior.values[key]
-            gamma, square = torch.zeros_like(old), torch.zeros_like(old)
-            for name in names:
-                mask = posterior.uncertain(name)
-                ones = old.new_ones(()) if mask is None else mask.to(old.dtype)
-                share = ones * (1 - old * variance[name].double())
-                theta = ones * evidence.theta[name].detach().double().square()
-                gamma += share if old.dim() else share.sum()
-                square += theta if old.dim() else theta.sum()
-            determined = gamma.clamp_min(0)
+        for key, total in evidence.sums(prior, shares).items():
+            determined, old = total.clamp_min(0), prior.values[key]
             found[key] = float(determined.sum())
-            values[key] = (determined / square.clamp_min(1e-300)).clamp(SMALLEST, LARGEST)
+            value = (determined / squares[key].clamp_min(1e-300)).clamp(SMALLEST, LARGEST)
+            values[key] = value.where(counts[key] > 0, old)
         gamma = sum(found.values())
         cautious = cautious or gamma > 0.5 * evidence.targets
         new_scale = _noise_step(evidence, scale, gamma, cautious) if noise else scale
@@ -122,9 +181,18 @@ def _noise_step(evidence: Evidence, scale: Tensor, gamma: float, cautious: bool)
     if cautious:
         value = evidence.targets / (2 * evidence.nll + gamma / float(scale))
     else:
-        value = (evidence.targets - gamma) / (2 * evidence.nll)
+        value = (evidence.targets - gamma) / max(2 * evidence.nll, 1e-300)
     return torch.full_like(scale, value).clamp(SMALLEST, LARGEST)
 
 
 def _bounded(log: Tensor) -> Tensor:
     return log.clamp(math.log(SMALLEST), math.log(LARGEST)).exp()
+
+
+def _at_bound(value: Tensor) -> Tensor:
+    return (value < 1.001 * SMALLEST) | (value > 0.999 * LARGEST)
+
+
+def _parameters(prior: Prior, key: str) -> str:
+    first, *others = prior.groups[key]
+    return f"{first} and {len(others)} more" if others else first

@@ -21,7 +21,7 @@ from lapkernels.curvature.state import Summary
 from lapkernels.laplace.structures import Packed
 
 # Raised when older files can no longer be read as they are.
-FORMAT = 3
+FORMAT = 4
 KEY = "lapkernels"
 DIGEST = "sha256"
 
@@ -36,7 +36,11 @@ class Stored:
 
 
 def write(path: Path, stored: Stored) -> None:
-    """Write a file so that a reader, or a crash, finds the old one or the new one whole."""
+    """Write a file so that a reader, or a crash, finds the old one or the new one whole.
+
+    A link stays, and what it leads to is written.
+    """
+    path = _regular(path)
     # Copies, as the format refuses tensors that share memory.
     tensors = {
         name: tensor.detach().cpu().contiguous().clone() for name, tensor in stored.tensors.items()
@@ -60,6 +64,7 @@ def write(path: Path, stored: Stored) -> None:
 def read(path: Path, kind: str) -> Stored:
     """Read a file of this kind, and check that it is whole."""
     _safetensors()
+    _regular(path)
     from safetensors import safe_open
 
     try:
@@ -118,6 +123,14 @@ def unflatten(prefix: str, stored: Stored, device: torch.device) -> Packed:
     }
     entry = stored.data[prefix]
     return Packed(tensors, entry["data"], Summary(**entry["summary"]))
+
+
+def _regular(path: Path) -> Path:
+    """Where links lead to, which is a file or nothing yet."""
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{path} is a directory or a device: a file is needed")
+    return target
 
 
 def _parsed(path: Path, header: str) -> dict[str, Any]:

@@ -15,11 +15,12 @@ from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.passes import with_progress
 from lapkernels.curvature.processes import merged, processes
 from lapkernels.curvature.random_state import random_state_kept
+from lapkernels.curvature.run_model import call_model
 from lapkernels.curvature.selection import Batch, batches_of, selector, tensors_in
 from lapkernels.curvature.sharing import Part, Shard, check_parts
-from lapkernels.curvature.state import fingerprint
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.structures import Structure, Subject
+from lapkernels.laplace.weights import fingerprint_of
 
 # Options that every structure takes.
 COMMON_OPTIONS = ("memory_budget",)
@@ -30,7 +31,8 @@ class Measured:
     """The sums over all data seen.
 
     ``nll`` and ``constant`` make up -log p(y | f) at the trained parameters; ``targets`` counts the
-    numbers observed, ``samples`` the samples. Those of data without labels are None.
+    numbers observed, ``samples`` the samples. Those of data without labels are None. A whole fit
+    has the ``fingerprint`` of the model it was made of.
     """
 
     state: Any
@@ -38,9 +40,12 @@ class Measured:
     nll: float | None = 0.0
     constant: float | None = 0.0
     targets: int = 0
+    fingerprint: dict[str, str] = field(default_factory=dict)
 
     def merge(self, other: Measured) -> Measured:
         """Of both data sets together."""
+        if self.fingerprint != other.fingerprint:
+            raise ValueError("the results belong to different models, or to other values in them")
         state = None if self.state is None else self.state.merge(other.state)
         return Measured(
             state,
@@ -48,6 +53,7 @@ class Measured:
             _sum(self.nll, other.nll),
             _sum(self.constant, other.constant),
             self.targets + other.targets,
+            self.fingerprint,
         )
 
 
@@ -90,16 +96,18 @@ def measure(
     """
     together = processes()
     progress = progress and together.rank == 0
+    fingerprint = fingerprint_of(subject.model)
     if structure.whole:
         if checkpoint is not None:
             raise ValueError("this structure reads the data as a whole: it has no checkpoint")
         subject.generator.manual_seed(seed)
         state = structure.measure(subject, data, None)
-        return replace(_likelihood_of(subject, data, progress), state=state)
+        found = _likelihood_of(subject, data, progress)
+        return replace(found, state=state, fingerprint=fingerprint)
     sweeps = [structure] if structure.first is None else [structure.first, structure]
     if len(sweeps) > 1 and isinstance(data, Iterator):
         raise ValueError("data is an iterator, but it is read twice: give a list or a loader")
-    identity = _identity(subject, structure, data, together.size)
+    identity = _identity(subject, structure, data, together.size, fingerprint)
 
     def save(done: Progress) -> None:
         if checkpoint is not None and together.rank == 0:
@@ -125,7 +133,7 @@ def measure(
             basis = structure.between(subject, done.measured.state)
             done = Progress(sweep + 1, basis=basis)
     assert done.measured is not None
-    return done.measured
+    return replace(done.measured, fingerprint=fingerprint)
 
 
 Numbered = Iterator[tuple[int, Batch, bool]]
@@ -217,7 +225,7 @@ def _likelihood_of_batch(subject: Subject, batch: Batch) -> Measured:
     if batch.target is None:
         return Measured(None, batch.count, None, None)
     with random_state_kept(subject.model, batch.args, batch.kwargs):
-        result = subject.model(*batch.args, **batch.kwargs)
+        result = call_model(subject.model, batch.args, batch.kwargs)
     f = selector(subject.output, batch.count)(result)
     nll = float(subject.likelihood.nll(f.double(), batch.target))
     constant = float(subject.likelihood.constant(f, batch.target))
@@ -248,14 +256,17 @@ def _stored(done: Progress, structure: Structure, identity: dict[str, str]) -> S
     return Stored("checkpoint", tensors, data)
 
 
-def _identity(subject: Subject, structure: Structure, data: Any, size: int) -> dict[str, str]:
+def _identity(
+    subject: Subject, structure: Structure, data: Any, size: int, fingerprint: dict[str, str]
+) -> dict[str, str]:
     """What has to be the same when a fit goes on; the number of processes only with shards."""
+    values = list(subject.parameters), fingerprint
     return {
         "shards": str(size) if isinstance(data, Shard) else "none",
         "structure": type(structure).__name__,
         "method": f"{subject.method}, {subject.likelihood!r}",
         "options": repr(sorted(subject.options.items())),
-        "parameters": fingerprint(subject.parameters),
+        "parameters": hashlib.sha256(repr(values).encode()).hexdigest()[:16],
     }
 
 

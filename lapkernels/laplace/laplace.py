@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,9 @@ from lapkernels.laplace.linearised import Optimum, Solver, find_optimum
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import How, Link, Prediction, predict
 from lapkernels.laplace.prior import Given, Prior, resolve_prior
+from lapkernels.laplace.rollback import rolled_back
 from lapkernels.laplace.structures import STRUCTURES, Subject
+from lapkernels.laplace.weights import check_weights
 from lapkernels.likelihoods import Gaussian, Likelihood, resolve
 
 WORDS = {"ekfac": "kron_corrected", "gp": "function_space", "lowrank": "low_rank"}
@@ -76,13 +79,19 @@ class Laplace:
         model = plain(model)
         self.model, self.output, self.seed, self.options = model, output, seed, options
         self.fitted_likelihood: Likelihood = resolve(likelihood)
-        self.parameters = parameters_of(Contents.of(model), params)
+        self._names = tuple(parameters_of(Contents.of(model), params))
         self.prior: Prior = resolve_prior(prior, self.parameters)
         device = next(iter(self.parameters.values())).device
         self.scale = torch.ones((), dtype=torch.float64, device=device)
         self.measured: Measured | None = None
         self.optimum: Optimum | None = None
         self._posterior: Posterior | None = None
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """The uncertain parameters of the model, as they are now."""
+        every = Contents.of(self.model).parameters
+        return {name: every[name] for name in self._names}
 
     @property
     def likelihood(self) -> Likelihood:
@@ -92,6 +101,7 @@ class Laplace:
             return replace(self.fitted_likelihood, variance=variance)
         return self.fitted_likelihood
 
+    @rolled_back
     def fit(self, data: Any, *, progress: bool = False, checkpoint: Any = None) -> Laplace:
         """Measure the curvature on ``data``: a batch or an iterable of batches (inputs, labels).
 
@@ -109,23 +119,24 @@ class Laplace:
         )
         self.optimum = None
         # Refuses here what can be no posterior.
-        self._posterior = self._decomposed()
+        self._posterior = self._decomposed(self._fitted().state)
         return self
 
     @property
     def posterior(self) -> Posterior:
         """The posterior with the present prior and noise."""
+        state = self._fitted().state
         if self._posterior is None:
             # Not all processes need ask for it.
             with use_processes(None):
-                self._posterior = self._decomposed()
+                self._posterior = self._decomposed(state)
         return self._posterior
 
-    def _decomposed(self) -> Posterior:
+    def _decomposed(self, state: Any) -> Posterior:
         shapes = {name: tuple(p.shape) for name, p in self.parameters.items()}
-        state = self._fitted().state
         return self._structure.posterior(state, shapes, self.prior.precision, self.scale)
 
+    @rolled_back
     def set_prior(self, prior: Given) -> Laplace:
         """Another prior for the same curvature."""
         self._retune(resolve_prior(prior, self.parameters), self.scale)
@@ -139,6 +150,7 @@ class Laplace:
         with torch.no_grad():
             return self._evidence()(self.prior, self.scale)
 
+    @rolled_back
     def find_optimum(
         self,
         data: Any,
@@ -161,6 +173,7 @@ class Laplace:
         )  # fmt: skip
         return self.optimum
 
+    @rolled_back
     def tune(
         self,
         by: str = "evidence",
@@ -206,6 +219,8 @@ class Laplace:
         else:
             words = "'evidence', 'mackay', 'linearised' or 'validation'"
             raise ValueError(f"by={by!r} must be {words}")
+        if by != "validation":
+            self._warn_of_unsettled(noise)
         return self
 
     def predict(
@@ -262,6 +277,7 @@ class Laplace:
     def _fitted(self) -> Measured:
         if self.measured is None:
             raise RuntimeError("the posterior is not fitted yet: call fit(data) first")
+        check_weights(self.model, self.measured.fingerprint)
         return self.measured
 
     def _evidence(self) -> Evidence:
@@ -301,6 +317,16 @@ class Laplace:
                 break
         self.find_optimum(data, tolerance=max(tolerance, 1e-10))
 
+    def _warn_of_unsettled(self, noise: bool) -> None:
+        unsettled = self._evidence().unsettled(self.prior, self.scale, noise)
+        if unsettled:
+            warnings.warn(
+                f"no optimum of the evidence was found for {', '.join(unsettled)}: it may have "
+                "none but at zero or infinity. More steps= may find one; tune('validation', data) "
+                "and set_prior choose precisions without the evidence",
+                stacklevel=4,
+            )
+
     def _retune(self, prior: Prior, scale: Tensor) -> None:
         self.prior, self.scale, self.optimum = prior, scale.detach(), None
         if self._posterior is not None:
@@ -312,6 +338,8 @@ class Laplace:
             raise ValueError("by='validation' needs data: batches (inputs, labels) kept aside")
         numbers = torch.logspace(-4, 4, 21, device="cpu").tolist() if grid is None else list(grid)
         batches = [(batch.inputs, batch.target) for batch in batches_of(data)]
+        if any(y is None for _, y in batches):
+            raise ValueError("by='validation' needs labels: give (inputs, labels)")
         found: list[tuple[float, float]] = []
         for number in numbers:
             self.set_prior(number)

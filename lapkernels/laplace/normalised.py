@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.random_state import random_state_kept
+from lapkernels.curvature.run_model import call_model
 from lapkernels.curvature.selection import Batch, batches_of, mapped, tensors_in
 
 # Small enough not to be felt beside a variance, large enough to divide by.
@@ -81,7 +82,7 @@ def _outputs(
     args, kwargs = _double(batch.args), _double(batch.kwargs)
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     with random_state_kept(model, args, kwargs):
-        result = torch.func.functional_call(model, {**buffers, **(values or {})}, args, kwargs)
+        result = call_model(model, args, kwargs, {**buffers, **(values or {})})
     return list(tensors_in(result))
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lapkernels.laplace.laplace import Laplace
 from lapkernels.laplace.prior import Given, Prior, resolve_prior
+from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import Likelihood, resolve
 
 
@@ -65,14 +66,15 @@ class OnlineEvidence:
         """-log p(y, θ) / num_data, estimated from a batch of outputs and targets."""
         return self.likelihood.nll(f, y) / len(f) + self.penalty() / num_data
 
+    @rolled_back
     def end_epoch(self, data: Any) -> bool:
         """To be called after every epoch; whether the prior was tuned, on ``data``."""
         self.epoch += 1
         if self.epoch < self.burn_in or (self.epoch - self.burn_in) % self.every:
             return False
         modes = {module: module.training for module in self.model.modules()}
-        self.model.eval()
         try:
+            self.model.eval()
             la = Laplace(
                 self.model, self.likelihood, self.structure, prior=self.prior, **self.options
             )
@@ -81,5 +83,5 @@ class OnlineEvidence:
             for module, training in modes.items():
                 module.training = training
         self.prior, self.likelihood, self.laplace = la.prior, la.likelihood, la
-        self.history.append((self.epoch, float(la.log_evidence())))
+        self.history = [*self.history, (self.epoch, float(la.log_evidence()))]
         return True

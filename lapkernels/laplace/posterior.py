@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, Refused
+from lapkernels.curvature.decompositions import check_finite
 
 Precision = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -115,10 +116,12 @@ def one_number(precision: Precision, name: str, structure: str) -> Tensor:
 
 def positive(values: Tensor, what: str) -> Tensor:
     """The values, refused if one of them is no precision."""
-    if not bool((values > 0).all()):
+    if not bool(((values > 0) & values.isfinite()).all()):
+        what = f"the posterior precision of {what}"
+        check_finite(values, what)
         raise Refused(
-            f"the posterior precision of {what} holds {float(values.min()):.3g}: raise the prior "
-            "precision; if the curvature is a Hessian, train closer to a minimum or use a "
-            "Gauss-Newton method (method='exact')"
+            f"{what} holds {float(values.detach().min()):.3g}: raise the prior precision; if the "
+            "curvature is a Hessian, train closer to a minimum or use a Gauss-Newton method "
+            "(method='exact')"
         )
     return values

@@ -15,8 +15,9 @@ from lapkernels.curvature import (
     predictive_variance,
     propagated_variance,
 )
-from lapkernels.curvature.contents import Contents, check_precision
+from lapkernels.curvature.contents import Contents, check_eval, check_mode
 from lapkernels.curvature.random_state import random_state_kept
+from lapkernels.curvature.run_model import call_model
 from lapkernels.curvature.selection import Batch, Output, batches_of, selector
 from lapkernels.laplace import links
 from lapkernels.laplace.posterior import Posterior
@@ -79,19 +80,28 @@ class Prediction:
         return self.expected
 
     def log_likelihood(self, y: Tensor) -> Tensor:
-        """log p(y) of each target under the predictive distribution."""
-        if isinstance(self.likelihood, Gaussian):
+        """log p(y) of each target under the predictive distribution, zero of ignored ones.
+
+        Of targets that are probabilities themselves it is the mean over them.
+        """
+        likelihood = self.likelihood
+        if not isinstance(likelihood, Gaussian | Categorical | Bernoulli):
+            raise NotImplementedError(
+                f"the predictive density of {type(likelihood).__name__} has no closed form"
+            )
+        p = self.mean if isinstance(likelihood, Gaussian) else self.probabilities
+        likelihood.check(self.mean, y)
+        if isinstance(likelihood, Gaussian):
             variance = self.variance + self.noise
             return -0.5 * ((y - self.mean).square() / variance + (2 * math.pi * variance).log())
-        if isinstance(self.likelihood, Categorical):
-            dim = self.likelihood.dim
-            return self.probabilities.log().gather(dim, y.long().unsqueeze(dim)).squeeze(dim)
-        if isinstance(self.likelihood, Bernoulli):
-            p = self.probabilities
-            return torch.where(y > 0.5, p, 1 - p).log()
-        raise NotImplementedError(
-            f"the predictive density of {type(self.likelihood).__name__} has no closed form"
-        )
+        if isinstance(likelihood, Bernoulli):
+            y = y.to(p.dtype)
+            return torch.xlogy(y, p) + torch.xlogy(1 - y, 1 - p)
+        if y.is_floating_point():
+            return torch.xlogy(y, p).sum(likelihood.dim)
+        kept = y != likelihood.ignore_index
+        labels = y.where(kept, 0).long().unsqueeze(likelihood.dim)
+        return p.log().gather(likelihood.dim, labels).squeeze(likelihood.dim).where(kept, 0)
 
 
 def predict(
@@ -115,7 +125,7 @@ def predict(
             raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
     if how != "linearised" and (joint or outputs is not None or link != "probit"):
         raise ValueError(f"joint=, outputs= and link= need how='linearised', not {how!r}")
-    check_precision(Contents.of(model))
+    (check_eval if how == "weights" else check_mode)(Contents.of(model))
     (batch,) = batches_of([(x, None)])
     if how == "weights":
         return _by_weights(model, batch, posterior, likelihood, samples, generator, output)
@@ -156,6 +166,7 @@ def predict(
 def expectation(mean: Tensor, variance: Tensor, likelihood: Likelihood) -> Tensor:
     """E[y] of independent Gaussian outputs; classes by the probit approximation."""
     if isinstance(likelihood, Categorical):
+        likelihood.check_shapes(mean)
         return links.probit(mean, variance).softmax(likelihood.dim)
     if isinstance(likelihood, Bernoulli):
         return links.probit(mean, variance).sigmoid()
@@ -183,6 +194,7 @@ def _linked(
         return (mean + noise * variance.sqrt()).sigmoid().mean(0)
     if not isinstance(likelihood, Categorical):
         raise ValueError(f"link={link!r} is for classes, not for {type(likelihood).__name__}")
+    likelihood.check_shapes(mean)
     result = torch.empty_like(mean)
     flat, filled = mean.flatten(1), result.view(len(mean), -1)
     for positions in _positions(mean, likelihood.dim):
@@ -236,5 +248,5 @@ def _forward(
     model: nn.Module, batch: Batch, output: Output, values: dict[str, Tensor] | None = None
 ) -> Tensor:
     with random_state_kept(model, batch.args, batch.kwargs):
-        result = torch.func.functional_call(model, values or {}, batch.args, batch.kwargs)
+        result = call_model(model, batch.args, batch.kwargs, values)
     return selector(output, batch.count)(result)

@@ -38,7 +38,11 @@ class Prior:
                     f"{float(value.min()):.3g}: positive finite numbers are needed"
                 )
             if value.dim() and len(self.groups[key]) != 1:
-                raise ValueError(f"{key} groups several parameters: one number is needed")
+                raise ValueError(
+                    f"the prior precision of {key or 'all parameters'} has shape "
+                    f"{tuple(value.shape)}, but is shared by several parameters: give one number, "
+                    "or a dict with a tensor of its shape for each parameter"
+                )
         names = [name for names in self.groups.values() for name in names]
         if len(set(names)) != len(names):
             raise ValueError("a parameter is in two groups of the prior")

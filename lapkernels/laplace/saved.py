@@ -11,11 +11,11 @@ from torch import Tensor, nn
 
 from lapkernels import likelihoods
 from lapkernels.curvature.contents import plain
-from lapkernels.curvature.state import fingerprint
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.fitting import Measured
 from lapkernels.laplace.prior import Prior
 from lapkernels.laplace.structures import STRUCTURES
+from lapkernels.laplace.weights import fingerprint_of
 from lapkernels.likelihoods import Likelihood
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def save(posterior: Laplace, path: Path) -> None:
     packed = STRUCTURES[posterior.structure].pack(measured.state)
     tensors, data = flatten({"state": packed})
     tensors.update({f"prior:{key}": value for key, value in posterior.prior.values.items()})
+    sums = asdict(replace(measured, state=None))
     data.update(
         structure=posterior.structure,
         method=posterior.method,
@@ -48,8 +49,8 @@ def save(posterior: Laplace, path: Path) -> None:
         seed=posterior.seed,
         scale=float(posterior.scale),
         groups=posterior.prior.groups,
-        measured=asdict(replace(measured, state=None)),
-        fingerprint=fingerprint(posterior.parameters),
+        fingerprint=sums.pop("fingerprint"),
+        measured=sums,
         shapes={name: tuple(p.shape) for name, p in posterior.parameters.items()},
         likelihood=_describe(posterior.fitted_likelihood, tensors),
     )
@@ -91,7 +92,8 @@ def _built(
         seed=data["seed"],
         **data["options"],
     )
-    if fingerprint(found.parameters) != data["fingerprint"]:
+    fingerprint = fingerprint_of(found.model)
+    if fingerprint != data["fingerprint"]:
         raise ValueError(
             f"{path} was fitted at other parameter values: load the weights it belongs to first"
         )
@@ -103,7 +105,7 @@ def _built(
     )
     if wrong:
         raise ValueError(f"{path}: {wrong}")
-    found.measured = Measured(**{**data["measured"], "state": state})
+    found.measured = Measured(**{**data["measured"], "state": state, "fingerprint": fingerprint})
     found.scale = torch.tensor(float(data["scale"]), dtype=torch.float64, device=device)
     if not (found.scale.isfinite() and found.scale > 0):
         raise ValueError(f"{path}: scale is {data['scale']}, but has to be positive")

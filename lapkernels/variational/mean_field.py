@@ -11,10 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature import Diagonal
+from lapkernels.curvature.contents import Contents, check_eval
 from lapkernels.curvature.selection import Batch, batches_of
 from lapkernels.curvature.state import Summary
 from lapkernels.laplace import Laplace, Prediction, Prior
 from lapkernels.laplace.fitting import Measured
+from lapkernels.laplace.rollback import rolled_back
+from lapkernels.laplace.weights import fingerprint_of
 from lapkernels.ops import gaussian_kl
 from lapkernels.variational.objective import Objective
 
@@ -72,7 +75,10 @@ class MeanField(Objective, ABC):
         }
         summary = Summary.of(self.data_size, found.parameters, "mean field", self.likelihood)
         state = {name: h.to(self.log_std[0].dtype) for name, h in curvature.items()}
-        found.measured = Measured(Diagonal(state, summary), self.data_size, None, None)
+        found.measured = Measured(
+            Diagonal(state, summary), self.data_size, None, None,
+            fingerprint=fingerprint_of(found.model),
+        )  # fmt: skip
         return found
 
     def predict(self, x: Any, **options: Any) -> Prediction:
@@ -99,12 +105,15 @@ class MeanField(Objective, ABC):
             for name, mean, log_std in zip(self.names, self.means, self.log_std, strict=True)
         }
 
+    @rolled_back
     @torch.no_grad()
     def sampled_outputs(self, x: Any, samples: int = 10) -> Tensor:
         """Outputs of networks drawn from q, [samples, N, *out]."""
+        check_eval(Contents.of(self.model))
         batch = next(batches_of(x))
         return torch.stack([self.outputs(batch, self.draw()) for _ in range(samples)])
 
+    @rolled_back
     def elbo(self, data: Iterable[Any]) -> float:
         """The tempered evidence lower bound by this method's own estimate, in nats.
 
@@ -126,7 +135,7 @@ class VariationalInference(MeanField):
 
     def fit(self, batch: Batch) -> Tensor:
         """-log p(y | x, w) of the draw."""
-        return self.likelihood.nll(self.outputs(batch, self.draw()), batch.target)
+        return self.observed(self.outputs(batch, self.draw()), batch)
 
 
 def _noise(like: Tensor, generator: torch.Generator | None) -> Tensor:

@@ -128,6 +128,24 @@ def test_predicts_samples_saves_and_loads(tmp_path: Path) -> None:
     torch.testing.assert_close(again.predict(x).variance, q.predict(x).variance)
 
 
+def test_a_training_that_goes_on_leaves_it_behind(tmp_path: Path) -> None:
+    net, optimizer = trained()
+    q = lk.L2M.from_optimizer(optimizer, net, "categorical", data_size=60, batch_size=12)
+    x, y = data()
+    nn.functional.cross_entropy(net(x), y).backward()
+    optimizer.step()
+    for call in (lambda: q.predict(x), lambda: q.sample(1), lambda: q.save(tmp_path / "q")):
+        with pytest.raises(lk.Refused, match="0.weight and 3 more of the model changed"):
+            call()
+    q = lk.L2M.from_optimizer(optimizer, net, "categorical", data_size=60, batch_size=12)
+    q.predict(x)
+    net.insert(1, nn.Dropout())
+    with pytest.raises(lk.Refused, match=r"1 \(Dropout\)"):
+        lk.L2M.from_optimizer(
+            optimizer, net, "categorical", data_size=60, batch_size=12
+        ).predict(x, how="weights")  # fmt: skip
+
+
 def test_no_evidence_without_the_likelihood_of_the_data() -> None:
     net, optimizer = trained()
     q = lk.L2M.from_optimizer(optimizer, net, "categorical", data_size=60, batch_size=12)

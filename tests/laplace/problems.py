@@ -57,6 +57,8 @@ def classifier(count: int = 12) -> Problem:
     )
     x = torch.randn(count, 2, 3, 3, dtype=torch.float64)
     with torch.no_grad():
+        # No evidence bounds the precision of parameters that are all zero.
+        model.get_parameter("3.bias").add_(0.1)
         # Labels that the model is rather sure of, as after training.
         y = torch.multinomial((4 * model.double().eval()(x)).softmax(1), 1)[:, 0]
     return Problem(model, x, y, "categorical", torch.randn_like(x[:4]))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 import lapkernels as lk
 from lapkernels.laplace.files import Stored, write
+from tests.autoencoder.problems import dense_networks, vectors
 from tests.laplace import dense
 from tests.laplace.problems import PROBLEMS, Problem, classifier, regressor
 
@@ -161,6 +163,36 @@ def test_load_refuses(tmp_path: Path) -> None:
     path.write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="no safetensors file"):
         lk.Laplace.load(path, problem.model)
+
+
+def test_only_files_are_written(tmp_path: Path) -> None:
+    """A pipe stays one, for every writer; a link stays one too, and its file is written."""
+    problem = regressor()
+    la = lk.Laplace(problem.model).fit(problem.batches)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    ae = lk.LaplacianAutoencoder(*dense_networks())
+    writers: list[Callable[[Path], Any]] = [
+        la.save,
+        ae.save,
+        lambda path: la.fit(problem.batches, checkpoint=path),
+        lambda path: ae.fit([vectors()], 1, checkpoint=path),
+    ]
+    for write_to in writers:
+        for path in (pipe, tmp_path):
+            with pytest.raises(ValueError, match="is a directory or a device"):
+                write_to(path)
+        assert pipe.is_fifo()
+    with pytest.raises(ValueError, match="is a directory or a device"):
+        lk.Laplace.load(pipe, problem.model)
+    assert os.listdir(tmp_path) == ["pipe"]
+    (tmp_path / "there").mkdir()
+    link, target = tmp_path / "link", tmp_path / "there" / "file"
+    link.symlink_to(target)
+    for _ in range(2):
+        la.save(link)
+        assert link.is_symlink() and target.is_file() and len(os.listdir(target.parent)) == 1
+        same(la, lk.Laplace.load(link, problem.model), problem.new)
 
 
 def test_own_loss_needs_the_likelihood(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -272,6 +274,151 @@ def test_hessian_that_is_no_minimum_is_refused() -> None:
         # A stronger prior makes a posterior of the same Hessian.
         strong = lk.Laplace(problem.model, "gaussian", structure, "hessian", prior=1e4)
         assert bool((strong.fit((problem.x, y)).predict(problem.new).variance > 0).all())
+
+
+HOW: tuple[Any, ...] = ("linearised", "propagated", "weights")
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), nn.BatchNorm1d(5)], ids=str)
+def test_training_mode_is_refused(layer: nn.Module, how: Any) -> None:
+    problem = regressor()
+    layer = copy.deepcopy(layer).double()
+    model = nn.Sequential(problem.model[0], layer, problem.model[2]).eval()  # pyright: ignore
+    la = lk.Laplace(model).fit(problem.batches)
+    wanted = la.predict(problem.new, how=how, generator=torch.Generator().manual_seed(0))
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    model.train()
+    with pytest.raises(lk.Refused, match=r"1 \(.*call model.eval\(\) first"):
+        la.predict(problem.new, how=how)
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    model.eval()
+    found = la.predict(problem.new, how=how, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(found.variance, wanted.variance)
+
+
+class Standardised(nn.Module):
+    """Standardises its inputs, in place or not."""
+
+    def __init__(self, inner: nn.Module, in_place: bool) -> None:
+        super().__init__()
+        self.inner, self.in_place = inner, in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x.sub_(0.5).div_(0.2) if self.in_place else (x - 0.5) / 0.2)
+
+
+CALLS: dict[str, Any] = {
+    "evidence": lambda la, batch, x: la.log_evidence(),
+    **{how: lambda la, batch, x, how=how: la.predict(x, how=how, samples=5).variance
+       for how in HOW},
+    "mean": lambda la, batch, x: la.predict(x, how="weights", samples=5).mean,
+    "optimum": lambda la, batch, x: la.find_optimum([batch]).gradient,
+    "tuned": lambda la, batch, x: la.tune("linearised", [batch], steps=2).prior.values[""],
+    "validated": lambda la, batch, x: la.tune("validation", batch).prior.values[""],
+    "normalised": lambda la, batch, x: len(lk.Prior.normalised(la.model, x).groups),
+    "sample": lambda la, batch, x: la.sample(1)["inner.0.weight"],
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:no optimum")
+@pytest.mark.parametrize("structure", ["diag", "full", "low_rank", "function_space"])
+def test_a_model_that_writes_to_its_inputs(structure: str) -> None:
+    problem = regressor()
+    options: dict[str, Any] = {"rank": 10} if structure == "low_rank" else {}
+    found: list[dict[str, Any]] = []
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        model = Standardised(problem.model, in_place)
+        batch, x = (problem.x.clone(), problem.y.clone()), problem.new.clone()
+        la = lk.Laplace(model, "gaussian", structure, **options)
+        values: dict[str, Any] = {}
+        la.fit(batch)
+        for name, call in CALLS.items():
+            torch.manual_seed(0)
+            values[name] = torch.as_tensor(call(la, batch, x))
+            assert torch.equal(batch[0], problem.x) and torch.equal(x, problem.new), name
+        found.append(values)
+    for name, value in found[0].items():
+        close(found[1][name], value)
+
+
+def test_threads_see_the_trained_weights() -> None:
+    """Two predict by drawn weights, while a third one runs the model."""
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical", prior=1e-2).fit(problem.batches)
+    state = {name: value.clone() for name, value in problem.model.state_dict().items()}
+    objects = dict(problem.model.named_parameters())
+    wanted = problem.model(problem.new).detach()
+
+    def draw(seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return la.predict(problem.new, how="weights", samples=60, generator=generator).mean
+
+    alone = [draw(seed) for seed in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        running = [pool.submit(draw, seed) for seed in range(2)]
+        while not all(one.done() for one in running):
+            assert torch.equal(problem.model(problem.new), wanted)
+            assert dict(problem.model.named_parameters()).keys() == objects.keys()
+    for one, mean in zip(running, alone, strict=True):
+        assert torch.equal(one.result(), mean)
+    for name, parameter in problem.model.named_parameters():
+        assert parameter is objects[name]
+    assert all(torch.equal(v, state[name]) for name, v in problem.model.state_dict().items())
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("outputs", [(1,), ()], ids=str)
+def test_one_logit_is_no_class(outputs: tuple[int, ...], how: Any) -> None:
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 1).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x).reshape(len(x), *outputs)
+
+    model, x = Head(), torch.randn(6, 3, dtype=torch.float64)
+    y = torch.randint(2, (6, *outputs))
+    for data in (x, (x, y), (x, y.double())):
+        with pytest.raises(ValueError, match='has .*classes.*"bernoulli"'):
+            lk.Laplace(model, "classification").fit(data)
+    la = lk.Laplace(model, "gaussian").fit((x, y.double()))
+    la.fitted_likelihood = lk.likelihoods.Categorical()
+    for link in ("probit", "mc", "bridge") if how == "linearised" else ("probit",):
+        with pytest.raises(ValueError, match='"bernoulli"'):
+            la.predict(x, how=how, link=link)
+    lk.Laplace(model, "bernoulli").fit((x, y)).predict(x, how=how)
+
+
+def test_log_likelihood_of_other_targets() -> None:
+    problem = classifier()
+    found = lk.Laplace(problem.model, "categorical").fit(problem.batches).predict(problem.x)
+    p = found.probabilities
+    y = problem.y.clone()
+    y[3] = -100
+    wanted = nn.functional.nll_loss(p.log(), y, reduction="none")
+    close(found.log_likelihood(y), -wanted)
+    soft = torch.rand_like(p).softmax(1)
+    close(found.log_likelihood(soft), (soft * p.log()).sum(1))
+    for bad, error, message in (
+        (y + 3, ValueError, "labels 0 to 2"),
+        (y[1:], ValueError, "y has shape"),
+        (y > 0, TypeError, "torch.bool"),
+    ):
+        with pytest.raises(error, match=message):
+            found.log_likelihood(bad)
+    targets = torch.rand_like(p)
+    binary = lk.Laplace(problem.model, "bernoulli").fit((problem.x, targets)).predict(problem.x)
+    q = binary.probabilities
+    close(binary.log_likelihood(targets), -nn.functional.binary_cross_entropy(
+        q, targets, reduction="none"))  # fmt: skip
+    with pytest.raises(ValueError, match=r"targets in \[0, 1\]"):
+        binary.log_likelihood(targets + 1)
+    regression = lk.Laplace(problem.model, "gaussian").fit((problem.x, targets)).predict(problem.x)
+    with pytest.raises(ValueError, match="y has shape"):
+        regression.log_likelihood(targets[:, :1])
 
 
 def test_refusals() -> None:

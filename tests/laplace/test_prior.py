@@ -49,6 +49,7 @@ def test_entries_and_tensors() -> None:
         (0.0, "positive finite"),
         (float("nan"), "positive finite"),
         ("tree", "prior='tree'"),
+        (torch.ones(3), r"precision of all parameters has shape \(3,\), but is shared"),
         ({"0": 1.0}, "no precision for"),
         ({"0": 1.0, "2": 1.0, "7": 1.0}, "names no parameter"),
         ({"0": 1.0, "2": 1.0, "2.bias": 1.0}, "two groups"),

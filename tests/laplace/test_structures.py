@@ -6,6 +6,7 @@ import copy
 import math
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -87,6 +88,29 @@ def test_samples_have_the_covariance(case: str) -> None:
     error = ((own.unsqueeze(1) * own + sigma.square()) / count).sqrt()
     assert float(((found - sigma) / error).abs().max()) < 6
     assert float((deviation.mean(0) / (own / count).sqrt()).abs().max()) < 6
+
+
+@pytest.mark.parametrize("case", dense.CASES)
+def test_curvature_that_overflowed_is_refused(case: str) -> None:
+    """Whatever the posterior is asked for: states that files or sums bring may be so."""
+    problem = PROBLEMS["regressor"]()
+    structure, options = dense.CASES[case]
+    la = lk.Laplace(problem.model, "gaussian", structure, **options)  # pyright: ignore[reportArgumentType]
+    la.fit(problem.batches)
+    assert la.measured is not None
+    pack, unpack = la._structure.pack, la._structure.unpack
+    for broken in (torch.inf, torch.nan):
+        packed = pack(la.measured.state)
+        tensors = {
+            name: value.masked_fill(value == value.flatten()[-1], broken)
+            if value.is_floating_point() else value
+            for name, value in packed.tensors.items()
+        }  # fmt: skip
+        state = unpack(replace(packed, tensors=tensors), None)
+        for ask in ("log_determinant", "variance", "blocks", "sample"):
+            with pytest.raises(lk.Refused, match="not finite"):
+                posterior = la._decomposed(state)
+                getattr(posterior, ask)(*([2] if ask == "sample" else []))
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.laplace import dense
@@ -103,6 +104,73 @@ def test_validation_takes_the_best_of_the_grid() -> None:
         assert scores[-1] == pytest.approx(float(wanted))
     la.tune("validation", [held], grid=grid)
     assert float(la.prior.values[""]) == grid[scores.index(max(scores))]
+
+
+@pytest.mark.parametrize("by", ["evidence", "mackay"])
+@pytest.mark.parametrize("structure", ["diag", "kron", "full", "subnetwork"])
+def test_parameters_that_are_zero_have_no_optimum(structure: str, by: str) -> None:
+    problem = classifier()
+    problem.model.get_parameter("3.bias").data.zero_()
+    options: dict[str, Any] = {"size": 60} if structure == "subnetwork" else {}
+    la = lk.Laplace(problem.model, "categorical", structure, prior="parameter", **options)
+    la.fit(problem.batches)
+    with pytest.raises(lk.Refused, match=r"^3.bias are zero.*tune\('validation', data\)"):
+        la.tune(by)
+    assert all(float(value) == 1 for value in la.prior.values.values())
+    la.set_prior("layer").tune(by)
+    for parameter in problem.model.parameters():
+        parameter.data.zero_()
+    la = lk.Laplace(problem.model, "categorical", "diag").fit(problem.batches)
+    with pytest.raises(lk.Refused, match="0.weight and 6 more are zero"):
+        la.tune(by)
+    la.tune("validation", problem.batches, grid=[0.1, 1.0])
+
+
+@pytest.mark.parametrize("by", ["evidence", "mackay"])
+def test_precisions_without_an_optimum_are_told(by: str) -> None:
+    """Weights that data say nothing of, and data without noise."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    x = torch.randn(20, 3, dtype=torch.float64)
+    y = model(x).detach() + 0.1 * torch.randn(20, 2, dtype=torch.float64)
+    model.get_parameter("0.weight").data[0] = 0.1
+    model.get_parameter("0.bias").data[0] = -9.0
+    la = lk.Laplace(model, "gaussian", "diag", prior="entry").fit((x, y))
+    with pytest.warns(UserWarning, match=r"no optimum .* [3-9] of 12 entries of 0.weight"):
+        la.tune(by)
+    exact = lk.Laplace(model, "gaussian", "full").fit((x, model(x).detach()))
+    with pytest.warns(UserWarning, match="the variance of the noise"):
+        exact.tune(by)
+
+
+@pytest.mark.parametrize("by", ["evidence", "mackay"])
+def test_groups_without_an_uncertain_entry_keep_their_precision(by: str) -> None:
+    problem = classifier()
+    la = lk.Laplace(
+        problem.model, "categorical", "subnetwork", prior="layer", entries={"6.weight": [0, 5, 7]}
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        la.fit(problem.batches).tune(by, noise=False)
+    found = {key: float(value) for key, value in la.prior.values.items()}
+    assert found.pop("6") != 1 and all(value == pytest.approx(1) for value in found.values())
+
+
+BAD_LABELS = [
+    (lambda y: y + 3, ValueError, r"y\[\d+\] = .*: labels 0 to 2 or ignore_index"),
+    (lambda y: y > 0, TypeError, "y has dtype torch.bool: integer labels"),
+    (lambda y: y.unsqueeze(1), ValueError, "y has shape .*class labels"),
+    (lambda y: y.tolist(), TypeError, "y is a list"),
+    (lambda y: None, ValueError, "needs labels"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), BAD_LABELS)
+def test_bad_labels(change: Any, error: type[Exception], message: str) -> None:
+    problem = classifier()
+    la = lk.Laplace(problem.model, "categorical").fit(problem.batches)
+    with pytest.raises(error, match=message):
+        la.tune("validation", [(problem.x, change(problem.y))])
 
 
 def test_refusals() -> None:

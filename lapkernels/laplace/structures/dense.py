@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, Refused
-from lapkernels.curvature.decompositions import cholesky
+from lapkernels.curvature.decompositions import cholesky, retried
 from lapkernels.laplace.posterior import Posterior, positive
 
 
@@ -28,22 +28,25 @@ class DenseBlocks:
 
     @property
     def what(self) -> str:
-        """The blocks' name in messages."""
-        names = ", ".join(self.names[:3]) + (", .." if len(self.names) > 3 else "")
-        return f"the posterior precision of {names}"
+        """Whose curvature it is, for messages."""
+        return ", ".join(self.names[:3]) + (", .." if len(self.names) > 3 else "")
 
     @cached_property
     def spectrum(self) -> Tensor:
         """Eigenvalues [B, m], float64; negative ones that rounding explains are zero."""
-        values = torch.linalg.eigvalsh(self.matrices.double())
+        (values,) = self._decomposed(lambda matrix: (torch.linalg.eigvalsh(matrix),))
         return values.where(values < -self._slack(values), values.clamp_min(0))
 
     @cached_property
     def repaired(self) -> Tensor:
         """The blocks in float64 without the negative eigenvalues that rounding explains."""
-        values, vectors = torch.linalg.eigh(self.matrices.double())
+        values, vectors = self._decomposed(torch.linalg.eigh)
         values = values.where(values < -self._slack(values), values.clamp_min(0))
         return (vectors * values.unsqueeze(1)) @ vectors.mT
+
+    def _decomposed(self, decompose: Callable[[Tensor], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        matrices, what = self.matrices.double(), f"the curvature of {self.what}"
+        return retried(decompose, matrices, what, "has no eigenvalues")
 
     def _slack(self, values: Tensor) -> Tensor:
         largest = values.abs().amax(-1, keepdim=True)
@@ -161,10 +164,11 @@ class DensePosterior(Posterior):
 
     def _decomposed(self, part: DenseBlocks) -> Tensor:
         """L of A = L Lᵀ, float64."""
+        what = f"the posterior precision of {part.what}"
         try:
-            return cholesky(self._precision(part), part.what)
+            return cholesky(self._precision(part), what)
         except Refused:
-            return cholesky(self._precision(part, part.repaired), part.what)
+            return cholesky(self._precision(part, part.repaired), what)
 
     def _put(self, part: DenseBlocks, value: Tensor) -> Tensor:
         """[L.., B, m] at its places in the flattened parameters [L.., P], zero elsewhere."""

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, LowRank, low_rank
-from lapkernels.curvature.decompositions import eigen
+from lapkernels.curvature.decompositions import cholesky, eigen
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.full import count_of, pack_slices, unpack_slices
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
@@ -66,8 +66,7 @@ class FactorPosterior(Posterior):
     def log_determinant(self) -> Tensor:
         tall = self._tall()
         gram = torch.eye(tall.shape[1], dtype=tall.dtype, device=tall.device) + tall.T @ tall
-        # At least the identity, so its Cholesky factor exists.
-        factor = torch.linalg.cholesky(gram)
+        factor = cholesky(gram, "the Gram matrix of the curvature's factor")
         return self.log_prior_determinant() + 2 * factor.diagonal().log().sum()
 
     def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
