@@ -14,7 +14,7 @@ from lapkernels.laplace.fitting import digest
 if TYPE_CHECKING:
     from lapkernels.autoencoder.interface import StochasticAutoencoder
 
-__all__ = ["digest", "load", "restore", "save", "write_checkpoint"]
+__all__ = ["digest", "load", "opened", "restore", "save", "write_checkpoint"]
 KIND = "autoencoder"
 
 
@@ -27,8 +27,8 @@ def save(path: Path, model: StochasticAutoencoder) -> None:
 def load(path: Path, model: StochasticAutoencoder) -> None:
     """Read them back into a model of the same networks and settings."""
     stored = read(path, KIND)
-    _check(path, stored.data, model)
-    _set_model(path, stored, model)
+    _check(path, stored, model)
+    _set_model(stored, model)
 
 
 def write_checkpoint(
@@ -54,18 +54,23 @@ def write_checkpoint(
     write(path, Stored(KIND, tensors, data))
 
 
-def restore(path: Path, model: StochasticAutoencoder, scheduler: Any) -> dict[str, Any]:
+def opened(path: Path, model: StochasticAutoencoder, *, scheduled: bool) -> Stored:
+    """Read a checkpoint that the training of a model can go on from."""
+    stored = read(path, KIND)
+    _check(path, stored, model)
+    if "position" not in stored.data:
+        raise ValueError(f"{path} was written by save(), and is no checkpoint of a training")
+    if scheduled != (stored.data["scheduler"] is not None):
+        raise ValueError(f"the training of {path} had another schedule: give the same one")
+    return stored
+
+
+def restore(stored: Stored, model: StochasticAutoencoder, scheduler: Any) -> dict[str, Any]:
     """Set everything back; returns the position."""
     from lapkernels.autoencoder.training import Epoch
 
-    stored = read(path, KIND)
-    _check(path, stored.data, model)
     data = stored.data
-    if "position" not in data:
-        raise ValueError(f"{path} was written by save(), and is no checkpoint of a training")
-    if (scheduler is None) != (data["scheduler"] is None):
-        raise ValueError(f"the training of {path} had another schedule: give the same one")
-    _set_model(path, stored, model)
+    _set_model(stored, model)
     state: dict[int, dict[str, Any]] = {
         int(index): dict(entries) for index, entries in data["optimizer"]["settings"].items()
     }
@@ -98,23 +103,22 @@ def _identity(model: StochasticAutoencoder) -> dict[str, str]:
     }
 
 
-def _check(path: Path, data: dict[str, Any], model: StochasticAutoencoder) -> None:
+def _check(path: Path, stored: Stored, model: StochasticAutoencoder) -> None:
     for key, value in _identity(model).items():
-        if data["identity"][key] != value:
+        known = stored.data["identity"][key]
+        if known != value:
             raise ValueError(
-                f"{path} belongs to another model, its {key} is {data['identity'][key]!r} and not "
-                f"{value!r}: delete it, or name another file"
+                f"{path} belongs to another model, its {key} is {known!r} and not {value!r}: "
+                "delete it, or name another file"
             )
-
-
-@torch.no_grad()
-def _set_model(path: Path, stored: Stored, model: StochasticAutoencoder) -> None:
-    targets = {f"model:{name}": value for name, value in model.model.state_dict().items()}
-    targets.update({f"state:{name}": value for name, value in model.state().items()})
-    for name, value in targets.items():
+    for name, value in _model_state(model)[0].items():
         found = stored.tensors.get(name)
         if found is None or found.shape != value.shape:
             shape = "missing" if found is None else tuple(found.shape)
             raise ValueError(f"{path}: {name} is {shape}, in the model it is {tuple(value.shape)}")
-    for name, value in targets.items():
+
+
+@torch.no_grad()
+def _set_model(stored: Stored, model: StochasticAutoencoder) -> None:
+    for name, value in _model_state(model)[0].items():
         value.copy_(stored.tensors[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from lapkernels.autoencoder.interface import Draws, seeded_from
 from lapkernels.autoencoder.plain import TrainedByGradient
+from lapkernels.curvature.contents import Contents, check_eval
+from lapkernels.curvature.run_model import call_model
 
 
 class DropoutAutoencoder(TrainedByGradient):
@@ -28,14 +31,14 @@ class DropoutAutoencoder(TrainedByGradient):
     def loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """-log p(x | f) of a sample with units dropped."""
         with seeded_from(generator):
-            return self.likelihood.nll(self.model(x), x) / len(x)
+            return self.likelihood.nll(self.model(x.clone()), x) / len(x)
 
     @torch.no_grad()
     def draws(self, x: Tensor, samples: int) -> Draws:
         """Latent variables and outputs with other units dropped in every draw and sample."""
         with seeded_from(self.generator):
-            latent = self.encoder(_repeated(x, samples))
-            output = self.decoder(latent)
+            latent = self._outputs(self.encoder, _repeated(x, samples))
+            output = self._outputs(self.decoder, latent)
         shape = (samples, len(x))
         return Draws(latent.unflatten(0, shape), output.unflatten(0, shape))
 
@@ -43,7 +46,14 @@ class DropoutAutoencoder(TrainedByGradient):
     def decoded(self, z: Tensor, samples: int) -> Tensor:
         """Outputs with other units of the decoder dropped in every draw and sample."""
         with seeded_from(self.generator):
-            return self.decoder(_repeated(z, samples)).unflatten(0, (samples, len(z)))
+            output = self._outputs(self.decoder, _repeated(z, samples))
+        return output.unflatten(0, (samples, len(z)))
+
+    def _outputs(self, network: nn.Module, x: Tensor) -> Tensor:
+        contents = Contents.of(network)
+        others = [(path, m) for path, m in contents.modules if m not in self._dropouts]
+        check_eval(replace(contents, modules=others))
+        return call_model(network, (x,), {})
 
 
 def with_dropout(network: nn.Sequential, p: float = 0.2) -> nn.Sequential:

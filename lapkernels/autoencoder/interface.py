@@ -19,6 +19,7 @@ from lapkernels.autoencoder.training import Epoch, Schedule, train
 from lapkernels.curvature.contents import Contents, parameters_of
 from lapkernels.curvature.random_state import seeded
 from lapkernels.laplace.prediction import expectation
+from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import (
     Bernoulli,
     Gaussian,
@@ -143,6 +144,7 @@ class StochasticAutoencoder(ABC):
         )  # fmt: skip
         return self
 
+    @rolled_back
     def describe(self, x: Tensor, samples: int = 100) -> Description:
         """Moments and likelihood of x, all over the same drawn autoencoders."""
         latent, output, density = RunningMoments(), OutputMoments(self), RunningMoments()
@@ -168,6 +170,7 @@ class StochasticAutoencoder(ABC):
         r""":math:`E_\theta[\log p(x | \theta)]` of each sample [N]: what training raises."""
         return self.describe(x, samples).log_likelihood
 
+    @rolled_back
     def decode(self, z: Tensor, samples: int = 100) -> Moments:
         """The moments of ``reconstruct`` over drawn decoders, at latent variables z [N, K]."""
         output = OutputMoments(self)

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 from lapkernels.autoencoder import checkpoints
 from lapkernels.autoencoder.interface import Draws, StochasticAutoencoder
 from lapkernels.autoencoder.moments import Moments
-from lapkernels.autoencoder.networks import drawn_outputs
+from lapkernels.autoencoder.networks import drawn_outputs, outputs
 from lapkernels.autoencoder.training import images_of
 from lapkernels.autoencoder.updates import Update, decay_and_scale
 from lapkernels.curvature import diag, gradient_and_diag, predictive_variance
 from lapkernels.curvature.diag import Method
 from lapkernels.curvature.selection import batches_of
 from lapkernels.laplace import Laplace
+from lapkernels.laplace.rollback import rolled_back
 from lapkernels.ops import precision_update, sample_from_precision
 
 CONVOLUTIONS = (
@@ -91,6 +92,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
             for name, p in self.parameters.items()
         }
 
+    @rolled_back
     def step(self, x: Tensor) -> Tensor:
         """Draw weights, step the mean, update the precision; -log p(x | θ) of a sample."""
         names, count = list(self.parameters), len(x)
@@ -116,12 +118,12 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         )
         return loss / count
 
-    @torch.no_grad()
     def loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """-log p(x | θ) of a sample at drawn weights, up to a constant."""
-        with self._placed(self._sample(generator)):
-            return self.likelihood.nll(self.model(x), x) / len(x)
+        weights = dict(zip(self.parameters, self._sample(generator), strict=True))
+        return self.likelihood.nll(outputs(self.model, x, weights), x) / len(x)
 
+    @rolled_back
     def fit_post_hoc(self, data: Any, *, tune: bool = True, progress: bool = False) -> Laplace:
         """Replace the precision by that of a Laplace approximation around the present mean.
 
@@ -137,9 +139,9 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         la.fit(_Reconstructions(data, self), progress=progress)
         if tune:
             la.tune("evidence", noise=False)
-        for name, variance in la.posterior.variance().items():
-            # The prior is added where the precision is used.
-            self.precision[name].copy_(variance.reciprocal() - self.prior)
+        # The prior is added where the precision is used.
+        variances = la.posterior.variance()
+        self.precision = {name: v.reciprocal() - self.prior for name, v in variances.items()}
         return la
 
     @property
@@ -176,7 +178,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
     def latent_linearised(self, x: Tensor) -> Moments:
         """Mean and variance [N, K] of the encoder linearised in its weights."""
         own = _of("encoder", self.variance)
-        return Moments(self.encoder(x), predictive_variance(self.encoder, x, own))
+        return Moments(outputs(self.encoder, x), predictive_variance(self.encoder, x, own))
 
     @torch.no_grad()
     def reconstruct_linearised(self, x: Tensor) -> Moments:
@@ -184,7 +186,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
 
         Those of the decoder's own outputs: of logits, for a Bernoulli likelihood.
         """
-        return Moments(self.model(x), predictive_variance(self.model, x, self.variance))
+        return Moments(outputs(self.model, x), predictive_variance(self.model, x, self.variance))
 
     def state(self) -> dict[str, Tensor]:
         """The precision."""

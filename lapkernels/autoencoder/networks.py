@@ -1,4 +1,4 @@
-"""Networks with drawn weights, all draws at once."""
+"""Outputs of networks, with weights of their own or drawn ones, all draws at once."""
 
 from __future__ import annotations
 
@@ -6,6 +6,16 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
+
+from lapkernels.curvature.contents import Contents, check_eval
+from lapkernels.curvature.run_model import call_model
+
+
+@torch.no_grad()
+def outputs(network: nn.Module, x: Tensor, weights: Mapping[str, Tensor] | None = None) -> Tensor:
+    """Outputs [N, *out] of a network in eval mode, with other ``weights`` in it if given."""
+    check_eval(Contents.of(network))
+    return call_model(network, (x,), {}, weights)
 
 
 @torch.no_grad()
@@ -18,6 +28,7 @@ def drawn_outputs(
     """
 
     def run(drawn: dict[str, Tensor], given: Tensor) -> Tensor:
-        return torch.func.functional_call(network, drawn, (given,))
+        return call_model(network, (given,), {}, drawn)
 
+    check_eval(Contents.of(network))
     return torch.func.vmap(run, in_dims=(0, 0 if each else None))(dict(weights), x)

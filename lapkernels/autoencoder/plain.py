@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.autoencoder.interface import Draws, StochasticAutoencoder
+from lapkernels.autoencoder.networks import outputs
+from lapkernels.laplace.rollback import rolled_back
 
 
 class TrainedByGradient(StochasticAutoencoder, ABC):
     """Steps of the optimiser on the gradient of ``loss``."""
 
+    @rolled_back
     def step(self, x: Tensor) -> Tensor:
         """A step of the optimiser; the loss of a sample."""
         self.optimizer.zero_grad()
@@ -35,18 +38,16 @@ class PlainAutoencoder(TrainedByGradient):
 
     def loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """-log p(x | f) of a sample, up to a constant."""
-        return self.likelihood.nll(self.model(x), x) / len(x)
+        return self.likelihood.nll(self.model(x.clone()), x) / len(x)
 
-    @torch.no_grad()
     def draws(self, x: Tensor, samples: int) -> Draws:
         """Its one latent value and output, S = 1 whatever ``samples`` is."""
-        latent = self.encoder(x)
-        return Draws(latent.unsqueeze(0), self.decoder(latent).unsqueeze(0))
+        latent = outputs(self.encoder, x)
+        return Draws(latent.unsqueeze(0), outputs(self.decoder, latent).unsqueeze(0))
 
-    @torch.no_grad()
     def decoded(self, z: Tensor, samples: int) -> Tensor:
         """Its one output, S = 1."""
-        return self.decoder(z).unsqueeze(0)
+        return outputs(self.decoder, z).unsqueeze(0)
 
     def _counts(self, x: Tensor, samples: int) -> Iterator[int]:
         # All draws are the same.

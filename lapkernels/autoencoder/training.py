@@ -67,11 +67,14 @@ def train(
         raise ValueError("loader is an iterator, but every epoch reads it: give a list or a loader")
     if every < 1 or epochs < 0:
         raise ValueError(f"every={every} and epochs={epochs}: at least 1 and 0 are needed")
-    scheduler = _scheduler(schedule, model.optimizer)
-    position = Position()
-    model.history = []
+    stored = None
     if checkpoint is not None and checkpoint.exists():
-        position = Position(**checkpoints.restore(checkpoint, model, scheduler))
+        # Refused before anything of the model is changed.
+        stored = checkpoints.opened(checkpoint, model, scheduled=schedule is not None)
+    scheduler = _scheduler(schedule, model.optimizer)
+    position, model.history = Position(), []
+    if stored is not None:
+        position = Position(**checkpoints.restore(stored, model, scheduler))
     while position.epoch < epochs and not (
         validation is not None and patience is not None and position.waited >= patience
     ):

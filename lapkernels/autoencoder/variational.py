@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.autoencoder.interface import Draws
+from lapkernels.autoencoder.networks import outputs
 from lapkernels.autoencoder.plain import TrainedByGradient
 
 
@@ -34,27 +35,26 @@ class VariationalAutoencoder(TrainedByGradient):
 
     def posterior(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log-variance of q(z | x), each [N, K]."""
-        mean, log_variance = self.encoder(x).chunk(2, 1)
+        mean, log_variance = self.encoder(x.clone()).chunk(2, 1)
         return mean, log_variance
 
     def loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """The negative evidence bound of a sample, with one draw of z."""
         mean, log_variance = self.posterior(x)
-        (z,) = _draw(mean, log_variance, 1, generator)
+        z = _draw(mean, log_variance, 1, generator)[0]
         divergence = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum()
         return (self.likelihood.nll(self.decoder(z), x) + self.kl_scale * divergence) / len(x)
 
-    @torch.no_grad()
     def draws(self, x: Tensor, samples: int) -> Draws:
         """z from q(z | x), and their outputs."""
-        latent = _draw(*self.posterior(x), samples, self.generator)
-        output = self.decoder(latent.flatten(0, 1)).unflatten(0, latent.shape[:2])
+        mean, log_variance = outputs(self.encoder, x).chunk(2, 1)
+        latent = _draw(mean, log_variance, samples, self.generator)
+        output = outputs(self.decoder, latent.flatten(0, 1)).unflatten(0, latent.shape[:2])
         return Draws(latent, output)
 
-    @torch.no_grad()
     def decoded(self, z: Tensor, samples: int) -> Tensor:
         """The decoder is not random: its one output, S = 1."""
-        return self.decoder(z).unsqueeze(0)
+        return outputs(self.decoder, z).unsqueeze(0)
 
 
 def _draw(mean: Tensor, log_variance: Tensor, samples: int, generator: torch.Generator) -> Tensor:

@@ -79,7 +79,7 @@ class VariationalLaplace(MeanField):
         uses = SampleUses(dict(zip(self.names, self.means, strict=True)))
         with lean_second_derivatives(), uses if self.curvature == "samples" else nullcontext():
             f = self.outputs(batch)
-        observed = self.likelihood.nll(f, batch.target)
+        observed = self.observed(f, batch)
         if self.curvature == "hessian":
             penalty = self._weighted(hessian_diagonal(observed, self.means))
         elif self.curvature == "samples":
@@ -106,7 +106,7 @@ class VariationalLaplace(MeanField):
             nonlocal labels
             f = self.outputs(batch, weights)
             labels = self._labels(f, batch) if labels is None else labels
-            return self.likelihood.nll(f, batch.target), self.likelihood.nll(f, labels)
+            return self.observed(f, batch), self.likelihood.nll(f, labels)
 
         return fit_by_difference(self.model, losses, self.names, list(self.log_std), self.step)
 

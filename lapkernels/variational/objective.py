@@ -7,11 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from lapkernels.curvature.contents import Contents, Parameters, parameters_of
-from lapkernels.curvature.selection import Batch, Output, batches_of, selector
+from lapkernels.curvature.run_model import Runner
+from lapkernels.curvature.selection import Batch, Output, batches_of, mapped, selector
+from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import Likelihood, resolve
 
 PriorStd = float | Mapping[str, float] | None
@@ -58,6 +60,7 @@ class Objective(nn.Module, ABC):
         """Groups for an optimiser, without decay."""
         return [{"params": list(self.model.parameters()), "lr": lr, "weight_decay": 0.0}]
 
+    @rolled_back
     def loss(self, x: Any, y: Any) -> Tensor:
         """Minus the bound or log joint of a batch, divided by its number of samples."""
         batch = next(batches_of((x, y)))
@@ -77,12 +80,20 @@ class Objective(nn.Module, ABC):
 
     def outputs(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """Outputs [N, *out] of the model, or with other parameters or buffers in it."""
-        result = (
-            self.model(*batch.args, **batch.kwargs)
-            if weights is None
-            else functional_call(self.model, dict(weights), batch.args, batch.kwargs)
-        )
+        # Copies, which the model may write to, and through which gradients go on.
+        args, kwargs = mapped(torch.clone, batch.args), mapped(torch.clone, batch.kwargs)
+        if weights is None:
+            result = self.model(*args, **kwargs)
+        else:
+            result = Runner(Contents.of(self.model))(args, kwargs, weights)
         return selector(self.output, batch.count)(result)
+
+    def observed(self, f: Tensor, batch: Batch) -> Tensor:
+        """-log p(y | f) of the labels of a batch."""
+        if batch.target is None:
+            raise TypeError("y is None: labels are needed")
+        self.likelihood.check(f.detach(), batch.target)
+        return self.likelihood.nll(f, batch.target)
 
     def get_extra_state(self) -> dict[str, Any]:
         """What the parameters do not say."""
@@ -92,8 +103,8 @@ class Objective(nn.Module, ABC):
         """Take back what was saved, if it is of the same parameters."""
         if set(state["prior_std"]) != set(self.names):
             raise ValueError("the saved state is of other parameters: build with the same params")
-        self.prior_std = dict(state["prior_std"])
-        self.beta, self.data_size = state["beta"], state["data_size"]
+        known = dict(state["prior_std"]), state["beta"], state["data_size"]
+        self.prior_std, self.beta, self.data_size = known
 
 
 class MaximumAPosteriori(Objective):
@@ -104,7 +115,7 @@ class MaximumAPosteriori(Objective):
 
     def fit(self, batch: Batch) -> Tensor:
         """-log p(y | x, μ)."""
-        return self.likelihood.nll(self.outputs(batch), batch.target)
+        return self.observed(self.outputs(batch), batch)
 
     def complexity(self) -> Tensor:
         """-log p(μ) up to a constant."""
