@@ -17,6 +17,7 @@ from lapkernels.curvature.contents import (
     parameters_of,
     plain,
 )
+from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.processes import use_processes
 from lapkernels.curvature.selection import Output, batches_of
 from lapkernels.laplace import saved
@@ -91,6 +92,9 @@ class Laplace:
     def parameters(self) -> dict[str, nn.Parameter]:
         """The uncertain parameters of the model, as they are now."""
         every = Contents.of(self.model).parameters
+        lost = [name for name in self._names if name not in every]
+        if lost:
+            raise Refused(f"the model no longer has {lost[0]}: make a Laplace of it as it is now")
         return {name: every[name] for name in self._names}
 
     @property

@@ -136,6 +136,7 @@ def predict(
     blocks = posterior.blocks()
     options: dict[str, Any] = {"output": output, "memory_budget": memory_budget}
     if outputs is not None:
+        likelihood = _with_noise_of(likelihood, outputs, mean.shape[1:])
         mean = mean.flatten(1).gather(1, outputs.to(mean.device).expand(len(mean), -1))
     # Classes that are all of the outputs: their covariance has the variances in it.
     classes = isinstance(likelihood, Categorical) and mean.dim() == 2 and outputs is None
@@ -161,6 +162,14 @@ def predict(
     else:
         expected = _linked(mean, variance, likelihood, link, samples, generator, of_classes)
     return Prediction(mean, variance, covariance if joint else None, expected, likelihood)
+
+
+def _with_noise_of(likelihood: Likelihood, outputs: Tensor, shape: torch.Size) -> Likelihood:
+    """The likelihood of flat ``outputs`` alone, where each output has a noise of its own."""
+    variance = likelihood.variance if isinstance(likelihood, Gaussian) else None
+    if not isinstance(variance, Tensor) or variance.numel() == 1:
+        return likelihood
+    return Gaussian(variance.expand(shape).flatten()[outputs.to(variance.device)])
 
 
 def expectation(mean: Tensor, variance: Tensor, likelihood: Likelihood) -> Tensor:

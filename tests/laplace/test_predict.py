@@ -113,6 +113,20 @@ def test_selected_outputs() -> None:
         close(found.covariance[n], everything.covariance[n][index][:, index])
 
 
+def test_selected_outputs_have_their_own_noise() -> None:
+    problem = classifier()
+    variance = torch.tensor([0.1, 2.0, 0.5], dtype=torch.float64)
+    likelihood = lk.likelihoods.Gaussian(variance)
+    y = torch.randn(12, 3, dtype=torch.float64)
+    la = lk.Laplace(problem.model, likelihood).fit((problem.x, y))
+    everything, picked = la.predict(problem.x), torch.tensor([2, 0, 1])
+    found = la.predict(problem.x, outputs=picked)
+    close(found.noise, everything.noise[:, picked])
+    close(found.log_likelihood(y[:, picked]), everything.log_likelihood(y)[:, picked])
+    each = torch.randint(3, (12, 2))
+    close(la.predict(problem.x, outputs=each).noise, everything.noise.gather(1, each))
+
+
 def test_single_logits_have_no_probabilities() -> None:
     problem = classifier()
     la = lk.Laplace(problem.model, "categorical").fit(problem.batches)

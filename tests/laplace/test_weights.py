@@ -136,6 +136,22 @@ def test_a_model_that_moved_on_is_fitted_again(change: Callable[[Problem], None]
     )
 
 
+def test_another_architecture_is_another_model() -> None:
+    problem = regressor()
+    la = lk.Laplace(problem.model).fit(problem.batches)
+    problem.model.insert(1, nn.Identity())  # pyright: ignore[reportCallIssue]
+    with pytest.raises(lk.Refused, match="changed after the fit"):
+        la.predict(problem.new)
+    with pytest.raises(lk.Refused, match="no longer has 2.weight"):
+        la.fit(problem.batches)
+
+
+@pytest.mark.gpu
+def test_devices_agree() -> None:
+    net = nn.Sequential(nn.Linear(300, 70), nn.BatchNorm1d(70), nn.Linear(70, 3).double())
+    assert fingerprint_of(copy.deepcopy(net).cuda()) == fingerprint_of(net)
+
+
 def test_merged_posteriors_keep_the_fingerprint(tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     problem = regressor()
