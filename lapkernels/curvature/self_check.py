@@ -116,13 +116,14 @@ class _Check:
                 "the model's output for a sample changes with the other samples of the batch; "
                 "curvature is a sum over independent samples"
             )
+        bounds = _bounds(wanted)
         try:
             left = self._left(self._recorded(), wanted)
         except Refused:
             raise
         except Exception as error:
             return Verdict("", f"going back raises {type(error).__name__}: {error}")
-        wrong = _beyond_rounding(left, wanted)
+        wrong = [name for name, bound in bounds.items() if float(left[name].abs().max()) > bound]
         samples = f"sample{'s 0 and 1' if len(f) > 1 else ' 0'}"
         if not wrong:
             return Verdict(f"gradients of {samples} agree with autograd")
@@ -130,6 +131,7 @@ class _Check:
         # By autograd it is only a part of the model's gradient that was missed.
         if not self.by_autograd:
             with suppress(Exception):  # Not every model runs in float64.
+                _, wanted = self._by_autograd()
                 doubtful = [name for name in wrong if not self._ours_is_right(name, left, wanted)]
         if doubtful:
             return Verdict("", f"the gradient of {', '.join(doubtful)} is not autograd's")
@@ -180,12 +182,12 @@ class _Check:
                 break
         return plan
 
-    def _left(self, plan: Plan, wanted: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Autograd's gradients less those of the pass."""
+    def _left(self, plan: Plan, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Autograd's gradients less those of the pass, in the same memory."""
         f = plan.trace.prediction
         columns = torch.zeros_like(f).unsqueeze(0)
         columns[0, : self.part.count] = self._cotangent(f[: self.part.count])
-        collector = _Left({name: value.clone() for name, value in wanted.items()}, self.part.count)
+        collector = _Left(wanted, self.part.count)
         carry = autograd_columns if self.by_autograd else pull_columns
         carry(plan, columns, collector)
         return collector.left
@@ -244,16 +246,14 @@ def close(a: Tensor, b: Tensor) -> bool:
     return bool(torch.allclose(a, b, rtol=0, atol=1e4 * eps * scale, equal_nan=True))
 
 
-def _beyond_rounding(left: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Names of the parameters whose gradients differ; overflow is for a look at the results."""
+def _bounds(wanted: Mapping[str, Tensor]) -> dict[str, float]:
+    """What rounding may make of each gradient; where numbers overflow there is no bound."""
     sizes = {name: float(value.abs().max()) for name, value in wanted.items() if value.numel()}
     largest = max(sizes.values(), default=0.0)
-    return [
-        name
+    return {
+        name: torch.finfo(wanted[name].dtype).eps * (OWN_UNITS * size + ALL_UNITS * largest)
         for name, size in sizes.items()
-        if float(left[name].abs().max())
-        > torch.finfo(left[name].dtype).eps * (OWN_UNITS * size + ALL_UNITS * largest)
-    ]
+    }
 
 
 @contextmanager
