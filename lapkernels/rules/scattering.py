@@ -6,13 +6,14 @@ Operands are x, the index and, if it is a tensor, the source.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from lapkernels.rules.reductions import dimensions
 from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, along, follow
+from lapkernels.rules.samples import MixesSamples, Samples, along, follow
 from lapkernels.rules.uses import own_copy
 
 _WHOLE = ("aten::index_add", "aten::index_copy", "aten::index_fill")
@@ -55,13 +56,15 @@ class Scatter(Rule):
             raise Unsupported("a source with entries that are not sent")
         if self.whole and index.samples is not None and call.count > 1:
             raise MixesSamples("its index depends on the sample")
-        found = set()
-        for operand in operands:
-            found |= set(call.place(operand.samples, lambda where: along(where, dims, "it sends")))
-            where = operand.samples
-            if where is not None and operand.shape[where.dim] != x.shape[where.dim]:
+
+        def place(operand: Operand, where: Samples) -> Samples:
+            if operand.shape[where.dim] != x.shape[where.dim]:
                 raise MixesSamples("its index leaves out samples")
-        found -= {None}
+            return along(where, dims, "it sends")
+
+        found = {
+            call.place(operand.samples, partial(place, operand))[0] for operand in operands
+        } - {None}
         if len(found) > 1:
             raise MixesSamples("its operands hold their samples in different dimensions")
         placed = found.pop() if found else None

@@ -200,13 +200,17 @@ class Concatenate(Movement):
         rank = call.out.dim()
         self.dim = dim % rank
         self.stack = call.name == "aten::stack"
-        self.sizes = [1 if self.stack else part.shape[self.dim] for part in parts]
+        self.shapes = [part.shape for part in parts]
+        # torch.cat leaves out tensors of shape [0], whatever the rank of the others.
+        self.sizes = [
+            1 if self.stack else 0 if part.shape == (0,) else part.shape[self.dim] for part in parts
+        ]
 
         def place(samples: Samples) -> Samples:
             if self.stack:
                 return samples.at(samples.dim + (samples.dim >= self.dim))
             if samples.dim == self.dim:
-                return samples.joined([part.samples for part in parts])
+                return samples.joined([part.samples for part in parts if part.shape != (0,)])
             return samples
 
         found = {call.move(part.samples, place) for part in parts} - {None}
@@ -223,7 +227,7 @@ class Concatenate(Movement):
 
     def _part(self, index: int, s: Tensor) -> Tensor:
         part = s.narrow(1 + self.dim, sum(self.sizes[:index]), self.sizes[index])
-        return part.squeeze(1 + self.dim) if self.stack else part
+        return part.reshape(s.shape[0], *self.shapes[index])
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         one = s[0]

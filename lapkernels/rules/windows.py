@@ -175,7 +175,7 @@ def windows_below(
     if isinstance(rule, Sum):
         return [window if c == 1 else replace(window, s=window.s * c) for c in rule.coefficients]
     if isinstance(rule, Concatenate):
-        parts = window.s.split([shape[1] for shape in shapes], 1)
+        parts = window.s.split(rule.sizes, 1)
         return [replace(window, s=part) for part in parts]
     if isinstance(rule, POINTWISE):
         return [

@@ -40,7 +40,7 @@ class UNet(nn.Module):
         high = self.norm(self.down(x)).relu()
         low = self.low(nn.functional.max_pool2d(high, 2)).tanh()
         wide = nn.functional.interpolate(low, scale_factor=2)
-        return self.head(self.up(torch.cat([high, wide], 1)).relu())
+        return self.head(self.up(torch.cat([x.new_empty(0), high, wide], 1)).relu())
 
 
 class Gated(nn.Module):
@@ -230,8 +230,10 @@ def test_mixed_leaves_windows_where_values_are_wide(monkeypatch: pytest.MonkeyPa
     assert set(ends) == {(10, 10)}
 
 
-@pytest.mark.parametrize("likelihood", ["bernoulli", "categorical"])
-@pytest.mark.parametrize("build", [five, no_activation], ids=["two-channels", "one-channel"])
+@pytest.mark.parametrize(
+    ("build", "likelihood"),
+    [(five, "bernoulli"), (five, "categorical"), (no_activation, "bernoulli")],
+)
 def test_windows_of_other_likelihoods(build: Callable[[], nn.Module], likelihood: str) -> None:
     torch.manual_seed(0)
     model = build().double()

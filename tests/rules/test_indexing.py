@@ -13,7 +13,7 @@ INDEX, PUT = aten.index.Tensor, aten.index_put.default
 
 
 def _list(*entries: int) -> Arg:
-    return k(torch.tensor(entries))
+    return k(torch.tensor(entries, dtype=torch.long))
 
 
 def _each(*shape: int, below: int = 4) -> Arg:
@@ -90,6 +90,10 @@ CASES: list[Case] = [
     *case("scatter-weight", aten.scatter.src, lambda: (x(3, 4), 1, _each(3, 1), w(3, 1))),
     *case("scatter-add", aten.scatter_add.default, lambda: (x(3, 4), 1, _each(3, 2), x(3, 2))),
     *case("index-add", aten.index_add.default, lambda: (x(3, 4), 1, _list(1, 1), x(3, 2))),
+    *case("index-add-none", aten.index_add.default, lambda: (x(3, 4), 0, _list(), x(0, 4)))[1:],
+    *case("scatter-add-few", aten.scatter_add.default, lambda: (x(3, 4), 1, _each(2, 1), x(2, 1)))[
+        1:
+    ],
     *case(
         "index-add-scaled", aten.index_add.default, lambda: (x(3, 4), 1, _list(1), x(3, 1)), alpha=2
     )[1:],

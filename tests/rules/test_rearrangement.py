@@ -7,7 +7,7 @@ import torch
 
 from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Case, aten, case, params, w, x
+from tests.rules.calls import Case, aten, case, k, params, w, x
 
 CASES: list[Case] = [
     *case("view", aten.view.default, lambda: (x(3, 4), [3, 2, 2])),
@@ -44,6 +44,8 @@ CASES: list[Case] = [
     *case("cat", aten.cat.default, lambda: ([x(3, 2), x(3, 1)], 1)),
     *case("cat-twice", aten.cat.default, lambda: ([x(3, 2)] * 2, 1)),
     *case("cat-along-samples", aten.cat.default, lambda: ([x(3, 2), x(6, 2, outer=2)], 0)),
+    *case("cat-empty", aten.cat.default, lambda: ([k(torch.zeros(0)), x(3, 2), x(3, 1)], 1)),
+    *case("cat-empty-along-samples", aten.cat.default, lambda: ([x(3, 2), k(torch.zeros(0))], 0)),
     *case("cat-weight", aten.cat.default, lambda: ([w(3, 1, 2), x(3, 2, 2)], 1)),
     *case("cat-weight-merged", aten.cat.default, lambda: ([x(6, 2, inner=2), w(6, 1)], 1)),
     *case("stack", aten.stack.default, lambda: ([x(3, 2), x(3, 2)], 0)),

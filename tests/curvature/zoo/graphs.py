@@ -235,6 +235,17 @@ def _routed(net: Any, x: Tensor) -> Tensor:
     return found
 
 
+def _dispatched(net: Any, x: Tensor) -> Tensor:
+    """Each expert gets a sample's tokens sent to it, perhaps none, and adds to what there is."""
+    tokens = x.flatten(0, 1)
+    weight, choice = net.router(tokens).softmax(1).max(1)
+    found = x.new_zeros(len(tokens), 2)
+    for number, expert in enumerate(net.experts):
+        (rows,) = torch.where(choice == number)
+        found.index_add_(0, rows, expert(tokens[rows]) * weight[rows, None])
+    return found.unflatten(0, x.shape[:2])
+
+
 def _iterated(net: Any, x: Tensor) -> Tensor:
     """As many steps as the longest sample needs; others stand still, so none sees another."""
     for _ in range(8):
@@ -259,6 +270,16 @@ CONTROL = grouped(
             lambda: Net(_routed, left=nn.Linear(3, 2), right=nn.Linear(3, 2)),
             (3,),
             samples=5,
+        ),
+        Network(
+            "tokens-sent-to-experts",
+            lambda: Net(
+                _dispatched,
+                router=nn.Linear(3, 3),
+                experts=nn.ModuleList([nn.Linear(3, 2) for _ in range(3)]),
+            ),
+            (2, 3),
+            "sequence",
         ),
         Network(
             "steps-until-small",
