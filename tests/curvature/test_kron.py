@@ -207,8 +207,10 @@ def test_weight_and_bias_have_one_factor(sharing: Sharing) -> None:
 def test_bias_that_some_batches_leave_out(order: tuple[int, ...]) -> None:
     """What weight and bias had together does not grow by what one of them has alone."""
     layer = nn.Linear(3, 2, dtype=torch.float64)
-    net = Net(lambda net, x: net.layer(x) if len(x) != 3 else x @ net.layer.weight.T, layer=layer)
-    data = [torch.randn(count, 3, dtype=torch.float64) for count in (2, 3, 4)]
+    net = Net(
+        lambda net, x: net.layer(x) if x.shape[1] != 3 else x @ net.layer.weight.T, layer=layer
+    )
+    data = [torch.randn(2, length, 3, dtype=torch.float64) for length in (2, 3, 4)]
     batches = [data[k] for k in order]
     found = lk.kron(net, batches, method="exact")
     apart = [lk.kron(net, batch, method="exact") for batch in batches]
@@ -322,10 +324,10 @@ def test_merge() -> None:
 def test_merge_of_a_branch_that_some_shards_never_take() -> None:
     def run(net: Any, x: Tensor) -> Tensor:
         h = torch.tanh(net.a(x))
-        return net.b(h.unsqueeze(2)).squeeze(2) if x.shape[0] == 3 else h
+        return net.b(h.mT).mT if x.shape[1] == 3 else h
 
     model = Net(run, a=nn.Linear(2, 2), b=nn.ConvTranspose1d(2, 2, 1)).double()
-    low, high = torch.randn(2, 2, dtype=torch.float64), torch.randn(3, 2, dtype=torch.float64)
+    low, high = (torch.randn(2, length, 2, dtype=torch.float64) for length in (2, 3))
     whole = lk.kron(model, [low, high], method="exact")
     shards = [lk.kron(model, part, method="exact") for part in (low, high)]
     assert not shards[0]["b.weight"].used

@@ -78,7 +78,8 @@ def test_large_batches_go_in_parts() -> None:
     sizes: list[int] = []
     model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
     x = torch.randn(9, 1, 128, 128, dtype=torch.float64)
-    found = lk.propagated_variance(model, x, variances(model))
+    with lk.unchecked():
+        found = lk.propagated_variance(model, x, variances(model))
     assert sizes == [2, 2, 2, 2, 3]
     one_by_one = [lk.propagated_variance(model, one, variances(model)) for one in x.split(1)]
     torch.testing.assert_close(found, torch.cat(one_by_one))
