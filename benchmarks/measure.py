@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.gate import Outcome, TooSlow, gate, within
 from benchmarks.registry import Family, Method
-from lapkernels.curvature.freed_memory import keep_freed_memory
+from lapkernels.curvature.data.freed_memory import keep_freed_memory
 
 # A round repeats a short call until it lasts this long, far above the timer's own cost.
 ROUND_SECONDS = 2e-3

@@ -22,7 +22,7 @@ from benchmarks.document import table, write
 from benchmarks.models import forward_and_backward
 from benchmarks.networks import AUTOENCODERS, CLASSIFIERS, UNETS, NetworkSize, Problem, make
 from benchmarks.report import duration
-from lapkernels.curvature.passes import passes
+from lapkernels.curvature.passes.passes import passes
 
 SIZES = [
     *(*CLASSIFIERS, *AUTOENCODERS, *UNETS, NetworkSize("conv5", 32, 1)),

@@ -26,7 +26,7 @@ import lapkernels as lk
 from benchmarks.architectures import resnet
 from benchmarks.document import table, write
 from benchmarks.report import duration
-from lapkernels.curvature.selection import Batch
+from lapkernels.curvature.data.batches import Batch
 from lapkernels.variational import MeanField, Objective
 
 RELATIVE = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5, 1e-6)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature import diag, kron, predictive_variance
-from lapkernels.curvature.random_state import seeded
+from lapkernels.curvature.data.random_state import seeded
 from lapkernels.demo.memory import peak_extra_memory
 
 

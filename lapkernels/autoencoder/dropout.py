@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lapkernels.autoencoder.interface import Draws, seeded_from
 from lapkernels.autoencoder.plain import TrainedByGradient
-from lapkernels.curvature.contents import Contents, check_eval
-from lapkernels.curvature.run_model import call_model
+from lapkernels.curvature.data.contents import Contents, check_eval
+from lapkernels.curvature.recording.run_model import call_model
 
 
 class DropoutAutoencoder(TrainedByGradient):

@@ -16,8 +16,8 @@ from torch.optim import Adam, Optimizer
 
 from lapkernels.autoencoder.moments import Moments, RunningMoments
 from lapkernels.autoencoder.training import Epoch, Schedule, train
-from lapkernels.curvature.contents import Contents, parameters_of
-from lapkernels.curvature.random_state import seeded
+from lapkernels.curvature.data.contents import Contents, parameters_of
+from lapkernels.curvature.data.random_state import seeded
 from lapkernels.laplace.prediction import expectation
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import (

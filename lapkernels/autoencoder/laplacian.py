@@ -17,8 +17,8 @@ from lapkernels.autoencoder.networks import drawn_outputs, outputs
 from lapkernels.autoencoder.training import images_of
 from lapkernels.autoencoder.updates import Update, decay_and_scale
 from lapkernels.curvature import diag, gradient_and_diag, predictive_variance
-from lapkernels.curvature.diag import Method
-from lapkernels.curvature.selection import batches_of
+from lapkernels.curvature.data.batches import batches_of
+from lapkernels.curvature.quantities.diag import Method
 from lapkernels.laplace import Laplace
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.ops import precision_update, sample_from_precision

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.contents import Contents, check_eval
-from lapkernels.curvature.run_model import call_model
+from lapkernels.curvature.data.contents import Contents, check_eval
+from lapkernels.curvature.recording.run_model import call_model
 
 
 @torch.no_grad()

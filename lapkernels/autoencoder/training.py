@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from lapkernels.autoencoder import checkpoints
-from lapkernels.curvature.passes import with_progress
-from lapkernels.curvature.random_state import seeded
-from lapkernels.curvature.selection import Batch, batches_of
+from lapkernels.curvature.data.batches import Batch, batches_of
+from lapkernels.curvature.data.random_state import seeded
+from lapkernels.curvature.passes.passes import with_progress
 
 if TYPE_CHECKING:
     from lapkernels.autoencoder.interface import StochasticAutoencoder

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import diag, predictive_variance
-from lapkernels.curvature.random_state import seeded
+from lapkernels.curvature.data.random_state import seeded
 from lapkernels.demo import data, model, picture
 from lapkernels.demo.memory import peak_extra_memory
 from lapkernels.likelihoods import Gaussian

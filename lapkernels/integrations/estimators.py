@@ -18,7 +18,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import Tensor, nn
 
-from lapkernels.curvature.random_state import seeded
+from lapkernels.curvature.data.random_state import seeded
 from lapkernels.laplace import Laplace, OnlineEvidence
 from lapkernels.laplace.prediction import Prediction
 

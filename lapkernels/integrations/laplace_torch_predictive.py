@@ -22,8 +22,8 @@ from lapkernels.curvature import (
     KroneckerEigenbasis,
     predictive_covariance,
 )
-from lapkernels.curvature.parameter_uses import matrix_entries
-from lapkernels.curvature.plan import Share
+from lapkernels.curvature.backward.parameter_uses import matrix_entries
+from lapkernels.curvature.recording.graph import Share
 from lapkernels.integrations.laplace_torch import Inputs, KeptOutputs, LaplaceTorchBackend
 from lapkernels.rules import WeightUse
 

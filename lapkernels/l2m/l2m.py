@@ -18,9 +18,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lapkernels.curvature import Diagonal
-from lapkernels.curvature.contents import Contents, Parameters, parameters_of
-from lapkernels.curvature.selection import Output
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.contents import Contents, Parameters, parameters_of
+from lapkernels.curvature.results.summary import Summary
 from lapkernels.l2m.second_moments import second_moments
 from lapkernels.laplace import Laplace
 from lapkernels.laplace.fitting import Measured

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.structures import Packed
 
 # Raised when older files can no longer be read as they are.

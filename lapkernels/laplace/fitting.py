@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 
+from lapkernels.curvature.data.batches import Batch, batches_of, selector, tensors_in
+from lapkernels.curvature.data.processes import merged, processes
+from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import NoBatch
-from lapkernels.curvature.passes import with_progress
-from lapkernels.curvature.processes import merged, processes
-from lapkernels.curvature.random_state import random_state_kept
-from lapkernels.curvature.run_model import call_model
-from lapkernels.curvature.selection import Batch, batches_of, selector, tensors_in
-from lapkernels.curvature.sharing import Part, Shard, check_parts
+from lapkernels.curvature.passes.passes import with_progress
+from lapkernels.curvature.recording.run_model import call_model
+from lapkernels.curvature.results.shards import Part, Shard, check_parts
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.structures import Structure, Subject
 from lapkernels.laplace.weights import fingerprint_of

@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.contents import (
+from lapkernels.curvature.data.batches import Output, batches_of
+from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
     check_differentiation,
     parameters_of,
     plain,
 )
+from lapkernels.curvature.data.processes import use_processes
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.processes import use_processes
-from lapkernels.curvature.selection import Output, batches_of
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure

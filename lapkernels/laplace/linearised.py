@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import Refused
-from lapkernels.curvature.contents import Contents, check_mode
-from lapkernels.curvature.products import Graph, flat, graph_of
-from lapkernels.curvature.selection import batches_of
+from lapkernels.curvature.by_autograd.products import Graph, flat, graph_of
+from lapkernels.curvature.data.batches import batches_of
+from lapkernels.curvature.data.contents import Contents, check_mode
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
 

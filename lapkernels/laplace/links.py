@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.decompositions import eigen
+from lapkernels.curvature.results.decompositions import eigen
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:

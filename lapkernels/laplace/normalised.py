@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.random_state import random_state_kept
-from lapkernels.curvature.run_model import call_model
-from lapkernels.curvature.selection import Batch, batches_of, mapped, tensors_in
+from lapkernels.curvature.data.batches import Batch, batches_of, mapped, tensors_in
+from lapkernels.curvature.data.random_state import random_state_kept
+from lapkernels.curvature.recording.run_model import call_model
 
 # Small enough not to be felt beside a variance, large enough to divide by.
 EPSILON = 1e-30

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, Refused
-from lapkernels.curvature.decompositions import check_finite
+from lapkernels.curvature.results.decompositions import check_finite
 
 Precision = Mapping[str, Tensor]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -10,15 +10,11 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature import (
-    predictive_covariance,
-    predictive_variance,
-    propagated_variance,
-)
-from lapkernels.curvature.contents import Contents, check_eval, check_mode
-from lapkernels.curvature.random_state import random_state_kept
-from lapkernels.curvature.run_model import call_model
-from lapkernels.curvature.selection import Batch, Output, batches_of, selector
+from lapkernels.curvature import predictive_covariance, predictive_variance, propagated_variance
+from lapkernels.curvature.data.batches import Batch, Output, batches_of, selector
+from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
+from lapkernels.curvature.data.random_state import random_state_kept
+from lapkernels.curvature.recording.run_model import call_model
 from lapkernels.laplace import links
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.likelihoods import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.random_state import seeded
+from lapkernels.curvature.data.random_state import seeded
 from lapkernels.laplace.normalised import normalised_groups
 
 # Values of a parameter that are drawn at least to find the spread of its initialiser.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import likelihoods
-from lapkernels.curvature.contents import plain
+from lapkernels.curvature.data.contents import plain
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.fitting import Measured
 from lapkernels.laplace.prior import Prior

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.products import check_differentiable
+from lapkernels.curvature.by_autograd.products import check_differentiable
 
 
 def hessian_diagonal(loss: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.freed_memory import keep_freed_memory
-from lapkernels.curvature.selection import Batch
+from lapkernels.curvature.data.batches import Batch
+from lapkernels.curvature.data.freed_memory import keep_freed_memory
 from lapkernels.ops import squared_gradient_sum
 from lapkernels.variational.difference import fit_by_difference
 from lapkernels.variational.hessian import hessian_diagonal

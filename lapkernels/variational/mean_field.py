@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature import Diagonal
-from lapkernels.curvature.contents import Contents, check_eval
-from lapkernels.curvature.selection import Batch, batches_of
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.data.batches import Batch, batches_of
+from lapkernels.curvature.data.contents import Contents, check_eval
+from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace import Laplace, Prediction, Prior
 from lapkernels.laplace.fitting import Measured
 from lapkernels.laplace.rollback import rolled_back

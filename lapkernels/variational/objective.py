@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.contents import Contents, Parameters, parameters_of
-from lapkernels.curvature.run_model import Runner
-from lapkernels.curvature.selection import Batch, Output, batches_of, mapped, selector
+from lapkernels.curvature.data.batches import Batch, Output, batches_of, mapped, selector
+from lapkernels.curvature.data.contents import Contents, Parameters, parameters_of
+from lapkernels.curvature.recording.run_model import Runner
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import Likelihood, resolve
 

@@ -1,9 +1,9 @@
 """Brute force of Kronecker factors for any network: every op that torch runs, with a dense J.
 
 A parameter that enters an op as a weight, z[o, t] = sum_i W[o, i] x[i, t], has the factors of
-`lapkernels.curvature.kron`; x is read off the op's own Jacobian, and Jacobians of all outputs f by
-z come from the ops behind it. All uses of a parameter are positions of one layer. A parameter that
-is added has the factor B alone, and any other its exact block.
+`lapkernels.curvature.quantities.kron`; x is read off the op's own Jacobian, and Jacobians of all
+outputs f by z come from the ops behind it. All uses of a parameter are positions of one layer. A
+parameter that is added has the factor B alone, and any other its exact block.
 """
 
 from __future__ import annotations

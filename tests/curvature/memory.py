@@ -29,7 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lapkernels.curvature.low_rank import BLOCKS, EXTRA
+from lapkernels.curvature.quantities.low_rank import BLOCKS, EXTRA
 from lapkernels.demo.memory import peak_extra_memory
 from tests.curvature.memory_cases import CASES, LARGE, RANK, RUNS
 from tests.curvature.memory_networks import NETWORKS

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature import chains as chains_module
-from lapkernels.curvature.chains import Chain, chains
-from lapkernels.curvature.passes import passes
+from lapkernels.curvature.backward import chains as chains_module
+from lapkernels.curvature.backward.chains import Chain, chains
+from lapkernels.curvature.passes.passes import passes
 from lapkernels.kernels import NATIVE
 from lapkernels.likelihoods import resolve
 from tests.curvature.zoo import Network, params
 
-joint_module = sys.modules["lapkernels.curvature.gradient_and_diag"]
+joint_module = sys.modules["lapkernels.curvature.quantities.gradient_and_diag"]
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason="chains are for compiled kernels")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import lapkernels as lk
-from lapkernels.curvature.decompositions import cholesky, eigen
+from lapkernels.curvature.results.decompositions import cholesky, eigen
 
 
 def failing(decompose: Callable[[Tensor], Any], dtypes: tuple[torch.dtype, ...]) -> Any:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature.forward_mode import forward_product
-from lapkernels.curvature.products import flat, graph_of
-from lapkernels.curvature.selection import batches_of
+from lapkernels.curvature.by_autograd.forward_mode import forward_product
+from lapkernels.curvature.by_autograd.products import flat, graph_of
+from lapkernels.curvature.data.batches import batches_of
 from tests.curvature import oracle
 from tests.curvature.zoo import ZOO, Network, params
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from lapkernels import use_backend
-from lapkernels.curvature import replay
-from lapkernels.curvature.fusion import Run
+from lapkernels.curvature.recording import replay
+from lapkernels.curvature.recording.fusion import Run
 from lapkernels.kernels import NATIVE
 
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}")

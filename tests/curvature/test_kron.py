@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature.eigenbasis import eigenbases
+from lapkernels.curvature.results.eigenbasis import eigenbases
 from tests.curvature import oracle
 from tests.curvature.zoo import ZOO, Net, Network, params
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import lapkernels as lk
-from lapkernels.curvature.low_rank import largest_eigenvalues
+from lapkernels.curvature.quantities.low_rank import largest_eigenvalues
 from tests.curvature import oracle
 from tests.curvature.test_gauss_newton import close, made
 from tests.curvature.zoo import ZOO

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature.passes import passes
-from lapkernels.curvature.plan import Plan, once_per_plan
+from lapkernels.curvature.passes.passes import passes
+from lapkernels.curvature.recording.graph import Plan, once_per_plan
 from lapkernels.rules.choices import forced
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature import predictive
-from lapkernels.curvature.passes import Pass
-from lapkernels.curvature.walk import Collector
+from lapkernels.curvature.backward.columns import Collector
+from lapkernels.curvature.passes.passes import Pass
+from lapkernels.curvature.quantities import predictive
 from tests.curvature import oracle
 from tests.curvature.zoo import ZOO, Network, params
 

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import lapkernels
-from lapkernels.curvature import random_state
-from lapkernels.curvature.random_state import gpus_of, random_state_kept, seeded, unique_gpus
+from lapkernels.curvature.data import random_state
+from lapkernels.curvature.data.random_state import gpus_of, random_state_kept, seeded, unique_gpus
 
 
 def test_gpus_are_picked_once_each_in_order() -> None:

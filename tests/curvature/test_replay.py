@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature import replay
-from lapkernels.curvature.passes import passes
+from lapkernels.curvature.passes.passes import passes
+from lapkernels.curvature.recording import replay
 from tests.curvature import oracle
 from tests.curvature.zoo import Network, params
 

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature import sections
-from lapkernels.curvature.cost import chosen_way
-from lapkernels.curvature.passes import passes
+from lapkernels.curvature.backward import bottleneck as sections
+from lapkernels.curvature.backward.cost import chosen_way
+from lapkernels.curvature.passes.passes import passes
 from lapkernels.rules.choices import forced
 from tests.curvature import oracle
 

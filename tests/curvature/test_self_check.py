@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import lapkernels as lk
-from lapkernels.curvature import self_check
+from lapkernels.curvature.passes import self_check
 from lapkernels.rules.activations import Tanh
 from tests.curvature import oracle
 from tests.curvature.zoo.network import Net

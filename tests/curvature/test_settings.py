@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 
 import lapkernels as lk
-from lapkernels.curvature import replay
-from lapkernels.curvature.settings import _METHODS, LAYERS
+from lapkernels.curvature.recording import replay
+from lapkernels.curvature.recording.settings import _METHODS, LAYERS
 
 
 def read_by(layer: type[nn.Module], name: str = "forward") -> Iterator[str]:

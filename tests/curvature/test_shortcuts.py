@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature import record
-from lapkernels.curvature.contents import Contents, parameters_of
-from lapkernels.curvature.functions import FUNCTIONS
-from lapkernels.curvature.recorder import Recorder
+from lapkernels.curvature.data.contents import Contents, parameters_of
+from lapkernels.curvature.recording import run as record
+from lapkernels.curvature.recording.recorder import Recorder
+from lapkernels.curvature.recording.torch_functions import FUNCTIONS
 from tests.curvature.zoo import Net, Network, params
 
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 
 import torch
 
-from lapkernels.curvature.self_check import unchecked
+from lapkernels.curvature.passes.self_check import unchecked
 from tests.fuzz.run import run
 from tests.fuzz.steps import STEPS
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.self_check import unchecked
+from lapkernels.curvature.passes.self_check import unchecked
 from lapkernels.rules.activations import Tanh
 from tests.fuzz.models import Model, draw
 from tests.fuzz.run import Report, run

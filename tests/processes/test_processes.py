@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lapkernels.curvature.eigenbasis import shared_out
+from lapkernels.curvature.results.eigenbasis import shared_out
 
 ROOT = Path(__file__).parents[2]
 

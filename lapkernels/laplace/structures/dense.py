@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, Refused
-from lapkernels.curvature.decompositions import cholesky, retried
+from lapkernels.curvature.results.decompositions import cholesky, retried
 from lapkernels.laplace.posterior import Posterior, positive
 
 

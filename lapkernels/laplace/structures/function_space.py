@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.joint import LIMIT, JointJacobians, check_limit
-from lapkernels.curvature.passes import passes
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.passes.passes import passes
+from lapkernels.curvature.quantities.joint import LIMIT, JointJacobians, check_limit
+from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.full import count_of
 from lapkernels.laplace.structures.low_rank import FactorPosterior

@@ -24,7 +24,7 @@ from lapkernels.curvature import (
     kron,
     kron_corrected,
 )
-from lapkernels.curvature.eigenbasis import eigenbases
+from lapkernels.curvature.results.eigenbasis import eigenbases
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes, one_number, positive
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 

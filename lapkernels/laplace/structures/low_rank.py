@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, LowRank, low_rank
-from lapkernels.curvature.decompositions import cholesky, eigen
+from lapkernels.curvature.results.decompositions import cholesky, eigen
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.full import count_of, pack_slices, unpack_slices
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject

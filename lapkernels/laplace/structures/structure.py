@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.selection import Output
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.likelihoods import Likelihood
 

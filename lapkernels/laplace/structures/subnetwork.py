@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import Diagonal, Full, full
-from lapkernels.curvature.state import Summary
+from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.dense import DenseBlocks, DensePosterior
 from lapkernels.laplace.structures.diag import Diag

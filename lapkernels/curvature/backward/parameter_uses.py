@@ -1,0 +1,167 @@
+"""All uses of each parameter in a recorded pass, also where there are several.
+
+A use is direct where its weight is the parameter itself or a one-to-one view of it (transposed,
+reshaped). What is known of each direct use alone is enough for factors that add up over uses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature.recording.graph import Plan, Share, Step, once_per_plan
+from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.ops import Geometry
+from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
+from lapkernels.rules.shape import Permute
+
+Place = tuple[int, int]
+
+
+@dataclass
+class ParameterUses:
+    """Direct uses by parameter, each with its place (node, operand) in the plan.
+
+    Parameters that enter as expressions are in ``products``, with the op that makes the weight of a
+    layer out of them, or in ``others`` if nothing is multiplied as by a layer.
+    """
+
+    direct: dict[str, dict[Place, Share]] = field(default_factory=dict)
+    products: dict[str, str] = field(default_factory=dict)
+    others: set[str] = field(default_factory=set)
+
+
+@once_per_plan
+def parameter_uses(plan: Plan) -> ParameterUses:
+    """Follow every weight of a plan back to its parameters."""
+    makers = {id(value): node for node in plan.weight_nodes for value in node.outputs}
+    found = ParameterUses()
+    for position, node in enumerate(plan.sample_nodes):
+        for index, use in node.rule.uses.items():
+            value, chain = _moved(node.inputs[index], makers)
+            if value.parameter is None:
+                names = _behind(value, makers)
+                if isinstance(use, WeightUse | EmbeddingUse):
+                    maker = makers.get(id(value), node)
+                    found.products.update({name: maker.where for name in names})
+                else:
+                    found.others.update(names)
+            else:
+                share = Share(value.parameter, node.path, use, chain)
+                found.direct.setdefault(value.parameter, {})[position, index] = share
+    return found
+
+
+def _moved(value: Value, makers: dict[int, Node]) -> tuple[Value, tuple[Step, ...]]:
+    """The value that this one is a one-to-one view of, and the ops in between."""
+    chain: list[Step] = []
+    while value.parameter is None:
+        node = makers.get(id(value))
+        step = None if node is None else Step.of(node, value)
+        if node is None or step is None:
+            break
+        if not step.rule.one_to_one:
+            break
+        chain.append(step)
+        value = node.inputs[0]
+    return value, tuple(chain)
+
+
+def _behind(value: Value, makers: dict[int, Node]) -> list[str]:
+    """Names of all parameters that a value is made of."""
+    waiting, names, seen = [value], [], set()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        if one.parameter is not None:
+            names.append(one.parameter)
+        elif id(one) in makers:
+            waiting += [operand for operand in makers[id(one)].inputs if operand.active]
+    return names
+
+
+def matrix_entries(share: Share, parameter: Tensor) -> Tensor | None:
+    """Which entry of the parameter stands where in the weight as matrices.
+
+    The result is [groups, O / groups, I / groups * K], indices into the flattened parameter; None
+    if that is the parameter's own order.
+    """
+    use = share.use
+    assert isinstance(use, WeightUse)
+    if _in_order(share, use):
+        return None
+    entries = torch.arange(parameter.numel(), device=parameter.device).reshape(parameter.shape)
+    matrix = weight_matrices(use, share.to_weight(entries))
+    return None if torch.equal(matrix.flatten(), entries.flatten()) else matrix
+
+
+def _in_order(share: Share, use: WeightUse) -> bool:
+    """Whether it is seen without looking at entries that they are in order, as mostly they are."""
+    if use.geometry.is_linear and use.flipped:
+        turned = share.chain[0].rule if len(share.chain) == 1 else None
+        return isinstance(turned, Permute) and list(turned.order) == [1, 0]
+    return not share.chain and not use.flipped and not use.geometry.transposed
+
+
+def weight_matrices(use: WeightUse, value: Tensor) -> Tensor:
+    """A tensor of the weight's layout as [groups, O / groups, I / groups * K]."""
+    geometry = use.geometry
+    value = use.canonical(value)
+    if geometry.is_linear:
+        return value.unsqueeze(0)
+    value = value.flatten(2).unflatten(0, (geometry.groups, -1))
+    return (value.transpose(1, 2) if geometry.transposed else value).flatten(2)
+
+
+def matrix_shape(use: WeightUse) -> tuple[int, int, int]:
+    """(groups, O / groups, I / groups * K)."""
+    groups, kernel = use.geometry.groups, prod(use.geometry.kernel_size)
+    if use.geometry.is_linear:
+        out, features = use.shape[-2:][::-1] if use.flipped else use.shape[-2:]
+        return 1, out, features
+    if use.geometry.transposed:
+        return groups, use.shape[1], use.shape[0] // groups * kernel
+    return groups, use.shape[0] // groups, use.shape[1] * kernel
+
+
+def features_last(value: Tensor, geometry: Geometry) -> Tensor:
+    """Columns [V, N, O, *out] ([V, N, T, O] for Linear) as [V, N, T, O]."""
+    return value.flatten(2, -2) if geometry.is_linear else value.flatten(3).transpose(2, 3)
+
+
+def added_positions(use: ScaleUse, s: Tensor) -> Tensor:
+    """Columns [V, *out] of a broadcast weight with P entries as [V, N, T, P].
+
+    T counts what the weight was broadcast along.
+    """
+    along = use.along or use.shape
+    aligned = (1,) * (s.dim() - 1 - len(along)) + tuple(along)
+    where = use.samples
+    pair = (1, 1) if aligned[where.dim] == 1 else (where.outer, where.inner)
+    target = [*aligned[: where.dim], *pair, *aligned[where.dim + 1 :]]
+    parts = where.split(s, 1)
+    own = [2 + d for d, size in enumerate(target) if size > 1]
+    shared = [2 + d for d, size in enumerate(target) if size == 1]
+    count = prod(parts.shape[d] for d in own)
+    return parts.permute(0, 1, *shared, *own).reshape(*parts.shape[:2], -1, count)
+
+
+def token_indices(use: EmbeddingUse) -> Tensor:
+    """Tokens [N, T]."""
+    return use.samples.split(use.index()).flatten(1)
+
+
+def tokens_read(use: EmbeddingUse) -> Tensor:
+    """Whether each token [N, T] has a gradient: all but those at the padding index."""
+    return token_indices(use) != use.padding_idx
+
+
+def token_columns(use: EmbeddingUse, s: Tensor) -> Tensor:
+    """Columns [V, N, T, D], zero at tokens that have no gradient."""
+    entry = use.samples.split(s, 1).flatten(2, -2)
+    return entry * tokens_read(use).to(entry.dtype).unsqueeze(-1)

@@ -1,0 +1,5 @@
+"""One batch at a time: recorded, compared with autograd when it is new, then gone back over.
+
+``passes`` yields a ``Pass`` for each batch and decides between rules and autograd; ``explain``
+prints what a pass will do. How a batch is recorded and how columns are carried lie below.
+"""

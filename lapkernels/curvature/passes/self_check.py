@@ -1,0 +1,276 @@
+"""Whether going back over a recorded pass gives the gradient that autograd gives.
+
+The first time that a program is seen, a random cotangent of at most two samples is pulled back to
+every parameter, by our pass and by autograd over the model as it is. A program is what was
+recorded: ops, modules, rules and how they are wired, the chosen parameters, but no shapes. Where
+rules and autograd differ, a difference quotient in float64 decides which of them is right.
+
+Compared are sums over columns, as they reach each parameter. Windows, compressed columns, diagonals
+and Kronecker factors are made of the same pieces in other ways, which are not looked at here.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.backward.autograd import autograd_columns
+from lapkernels.curvature.backward.columns import Collector, pull_columns
+from lapkernels.curvature.data.batches import Batch, Output, mapped, selector
+from lapkernels.curvature.data.random_state import random_state_kept
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.recording.aliasing import version_of
+from lapkernels.curvature.recording.graph import Plan, Share
+from lapkernels.curvature.recording.run import Subject, record
+from lapkernels.curvature.recording.run_model import copied, plain_ops
+from lapkernels.kernels import use_backend
+
+# Rounding errors are allowed so many units of the last place of a parameter's largest entry, and of
+# the largest of all parameters: the gradient of a bias before a norm is zero up to rounding.
+OWN_UNITS, ALL_UNITS = 1e4, 1e3
+SAMPLES = 2
+
+_enabled: ContextVar[bool] = ContextVar("self_check", default=True)
+_verdicts: WeakKeyDictionary[nn.Module, dict[Any, Verdict]] = WeakKeyDictionary()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Inside, recorded passes are not compared with autograd when they are first used."""
+    token = _enabled.set(False)
+    try:
+        yield
+    finally:
+        _enabled.reset(token)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a check found: ``problem`` is None unless the way back is not to be used."""
+
+    note: str
+    problem: str | None = None
+
+
+def verdict(
+    subject: Subject, batch: Batch, output: Output, plan: Plan, by_autograd: bool
+) -> Verdict:
+    """Whether a recorded pass may be used, found out once for each program of a model."""
+    if not _enabled.get():
+        return Verdict("not checked: switched off")
+    known = plan.memo.get("verdict")
+    if known is None:
+        programs = _verdicts.setdefault(subject.model, {})
+        key = _program(plan, by_autograd)
+        if key not in programs:
+            programs[key] = _Check(subject, batch, output, plan, by_autograd).verdict()
+        known = plan.memo["verdict"] = programs[key]
+    return known
+
+
+def _program(plan: Plan, by_autograd: bool) -> tuple[Any, ...]:
+    """Everything about a recorded pass but shapes and numbers."""
+    trace, numbers = plan.trace, dict[int, int]()
+    rows = []
+    for node in trace.nodes:
+        read = [numbers.setdefault(id(value), len(numbers)) for value in node.inputs]
+        made = [numbers.setdefault(id(value), len(numbers)) for value in node.outputs]
+        rows.append((node.name, node.path, type(node.rule), *read, -1, *made))
+    alone = trace.count == 1
+    return by_autograd, alone, trace.hidden, *trace.parameters, *rows
+
+
+class _Check:
+    """One comparison of a pass with autograd."""
+
+    def __init__(
+        self, subject: Subject, batch: Batch, output: Output, plan: Plan, by_autograd: bool
+    ) -> None:
+        self.subject, self.batch, self.output = subject, batch, output
+        self.plan, self.by_autograd = plan, by_autograd
+        self.part = batch.part(0, min(SAMPLES, batch.count))
+
+    def verdict(self) -> Verdict:
+        """Compare, and decide."""
+        if type(self.plan.trace.prediction) is not Tensor:
+            return Verdict("not checked: tensors without values")
+        if not bool(self.plan.trace.prediction.isfinite().all()):
+            return Verdict("not checked: the model's output is not finite")
+        try:
+            f, wanted = self._by_autograd()
+        except RuntimeError as error:
+            if self.by_autograd:
+                raise Refused(f"autograd finds no gradient of this model: {error}") from error
+            return Verdict(f"not checked: autograd raises {error}")
+        together = self.plan.trace.prediction[: len(f)]
+        if not close(f, together):
+            raise Refused(
+                "the model's output for a sample changes with the other samples of the batch; "
+                "curvature is a sum over independent samples"
+            )
+        bounds = _bounds(wanted)
+        try:
+            left = self._left(self._recorded(), wanted)
+        except Refused:
+            raise
+        except Exception as error:
+            return Verdict("", f"going back raises {type(error).__name__}: {error}")
+        wrong = [name for name, bound in bounds.items() if float(left[name].abs().max()) > bound]
+        samples = f"sample{'s 0 and 1' if len(f) > 1 else ' 0'}"
+        if not wrong:
+            return Verdict(f"gradients of {samples} agree with autograd")
+        doubtful = wrong
+        # By autograd it is only a part of the model's gradient that was missed.
+        if not self.by_autograd:
+            with suppress(Exception):  # Not every model runs in float64.
+                _, wanted = self._by_autograd()
+                doubtful = [name for name in wrong if not self._ours_is_right(name, left, wanted)]
+        if doubtful:
+            return Verdict("", f"the gradient of {', '.join(doubtful)} is not autograd's")
+        warnings.warn(
+            f"autograd's own gradient of {', '.join(wrong)} is not the derivative of the model, as "
+            "difference quotients show, and the curvature is of the derivative",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return Verdict(f"difference quotients of {samples} agree, autograd does not")
+
+    def _cotangent(self, f: Tensor) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randn(f.shape, generator=generator, dtype=torch.float64, device="cpu").to(f)
+
+    def _by_autograd(self) -> tuple[Tensor, dict[str, Tensor]]:
+        """Outputs of some samples, and the gradient of each chosen parameter at the cotangent."""
+        subject, part = self.subject, self.part
+        frozen = {
+            name: parameter.detach().requires_grad_()
+            for name, parameter in subject.chosen.items()
+            if not parameter.requires_grad
+        }
+        with _undisturbed(subject, part), torch.enable_grad():
+            result = subject.runner(copied(part.args), copied(part.kwargs), frozen)
+            f = selector(self.output, part.count)(result)
+        leaves = [frozen.get(name, parameter) for name, parameter in subject.chosen.items()]
+        found: tuple[Tensor | None, ...] = (None,) * len(leaves)
+        if f.requires_grad:
+            found = torch.autograd.grad(f, leaves, self._cotangent(f), allow_unused=True)
+        pairs = zip(subject.chosen, leaves, found, strict=True)
+        return f.detach(), {
+            name: torch.zeros_like(leaf) if grad is None else grad.to_dense()
+            for name, leaf, grad in pairs
+        }
+
+    def _recorded(self) -> Plan:
+        """A pass of torch's own functions: of some samples alone if it is the same program."""
+        for batch in (self.part, self.batch):
+            inputs, by_autograd = (batch.args, batch.kwargs), self.by_autograd
+            if by_autograd and not self.plan.trace.nodes:
+                return self.plan
+            select = selector(self.output, batch.count)
+            with _undisturbed(self.subject, batch), use_backend("reference"):
+                trace = record(self.subject, inputs, select, edges=by_autograd, graph=by_autograd)
+            plan = Plan.of(trace)
+            if _program(plan, by_autograd) == _program(self.plan, by_autograd):
+                break
+        return plan
+
+    def _left(self, plan: Plan, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Autograd's gradients less those of the pass, in the same memory."""
+        f = plan.trace.prediction
+        columns = torch.zeros_like(f).unsqueeze(0)
+        columns[0, : self.part.count] = self._cotangent(f[: self.part.count])
+        collector = _Left(wanted, self.part.count)
+        carry = autograd_columns if self.by_autograd else pull_columns
+        carry(plan, columns, collector)
+        return collector.left
+
+    def _ours_is_right(
+        self, name: str, left: Mapping[str, Tensor], wanted: Mapping[str, Tensor]
+    ) -> bool:
+        """Whether our gradient is the derivative along a random direction, in float64."""
+        parameter = self.subject.parameters[name]
+        direction = torch.randn(
+            parameter.shape, generator=torch.Generator().manual_seed(1), device="cpu",
+            dtype=torch.float64,
+        ).to(parameter.device)  # fmt: skip
+        step = 1e-6 * max(1.0, float(parameter.detach().abs().max()))
+        plus, minus = (self._value_at(name, sign * step * direction) for sign in (1, -1))
+        quotient = (plus - minus) / (2 * step)
+        ours = float((direction * (wanted[name] - left[name]).double()).sum())
+        eps = torch.finfo(wanted[name].dtype).eps
+        largest = max(float(value.abs().max()) for value in wanted.values() if value.numel())
+        slack = max(OWN_UNITS * eps, 1e-6) * abs(quotient)
+        return abs(ours - quotient) <= slack + ALL_UNITS * eps * largest * direction.numel() ** 0.5
+
+    def _value_at(self, name: str, step: Tensor) -> float:
+        """The output times the cotangent, in float64, with a parameter moved by a step."""
+        contents, part = self.subject.contents, self.part
+        values = {
+            key: _double(parameter.detach()) for key, parameter in contents.parameters.items()
+        }
+        values.update((key, _double(buffer)) for key, buffer in contents.model.named_buffers())
+        values[name] = values[name] + step
+        with _undisturbed(self.subject, part), torch.no_grad():
+            inputs = (mapped(_double, copied(part.args)), mapped(_double, copied(part.kwargs)))
+            f = selector(self.output, part.count)(self.subject.runner(*inputs, values))
+        return float((f.double() * self._cotangent(f)).sum())
+
+
+class _Left(Collector):
+    """What is left of gradients once those of some first samples are taken away."""
+
+    def __init__(self, left: dict[str, Tensor], count: int) -> None:
+        self.left, self.count = left, count
+
+    def share(self, share: Share, s: Tensor) -> None:
+        for n in range(self.count):
+            g = share.use.jacobian(s, slice(n, n + 1))[0, 0]
+            self.left[share.name] -= share.to_parameter(g)
+
+    def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
+        self.left[name] -= g.sum((0, 1))
+
+
+def close(a: Tensor, b: Tensor) -> bool:
+    """Whether two predictions are the same up to rounding."""
+    scale = float(b.abs().max()) if b.numel() else 0.0
+    eps = torch.finfo(b.dtype).eps
+    return bool(torch.allclose(a, b, rtol=0, atol=1e4 * eps * scale, equal_nan=True))
+
+
+def _bounds(wanted: Mapping[str, Tensor]) -> dict[str, float]:
+    """What rounding may make of each gradient; where numbers overflow there is no bound."""
+    sizes = {name: float(value.abs().max()) for name, value in wanted.items() if value.numel()}
+    largest = max(sizes.values(), default=0.0)
+    return {
+        name: torch.finfo(wanted[name].dtype).eps * (OWN_UNITS * size + ALL_UNITS * largest)
+        for name, size in sizes.items()
+    }
+
+
+@contextmanager
+def _undisturbed(subject: Subject, batch: Batch) -> Iterator[None]:
+    """Run the model once more: random numbers and buffers are given back as they were."""
+    buffers = [(buffer, version_of(buffer), buffer.clone()) for buffer in subject.contents.buffers]
+    try:
+        with (
+            random_state_kept(subject.model, batch.args, batch.kwargs),
+            plain_ops(subject.contents),
+        ):
+            yield
+    finally:
+        for buffer, version, before in buffers:
+            if version_of(buffer) != version:
+                buffer.copy_(before)
+
+
+def _double(x: Tensor) -> Tensor:
+    return x.double() if x.is_floating_point() else x

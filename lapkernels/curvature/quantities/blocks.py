@@ -1,0 +1,240 @@
+r"""Diagonal blocks of the Gauss-Newton matrix, :math:`\sum_{n,v} G_{n,v} G_{n,v}^T`, at any grain.
+
+========= =========================== ==============================================================
+by        key                         value
+========= =========================== ==============================================================
+layer     path of the module          [P, P] of all its parameters together, in the model's order
+parameter name of the parameter       [P, P], row-major as the parameter
+neuron    name of the parameter       [O, I * K, I * K] of a weight: what feeds one output channel;
+                                      [O, 1, 1] of a bias
+kernel    name of the parameter       [O, I, K, K] of a convolution's weight (a transposed one:
+                                      [I, O, K, K]), [O, I, 1, 1] of a matrix, [O, 1, 1] of a bias
+========= =========================== ==============================================================
+
+The neurons of a weight are found from how the model uses it; of other tensors they are the entries
+of dimension 0, so that an embedding has a block for each token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.backward.columns import Collector
+from lapkernels.curvature.backward.parameter_uses import (
+    matrix_entries,
+    matrix_shape,
+    parameter_uses,
+)
+from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.passes.explain import explanation
+from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.passes.steps import jacobian_rows
+from lapkernels.curvature.quantities.diag import Sampler, columns_into
+from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks, check_limit
+from lapkernels.curvature.recording.graph import Share
+from lapkernels.curvature.results.kronecker import same_entries
+from lapkernels.curvature.results.shards import summed
+from lapkernels.curvature.results.summary import ByName, Summary, finite
+from lapkernels.likelihoods import resolve
+from lapkernels.rules import WeightUse
+
+Method = Literal["exact", "mc", "empirical"]
+By = Literal["layer", "neuron", "kernel", "parameter"]
+
+
+@dataclass(frozen=True)
+class Blocks(ByName[Tensor]):
+    """Blocks of a curvature matrix; ``names`` has the parameters that the block of a key is of.
+
+    ``positions`` [.., m] says which entries of those parameters, flattened one behind the other,
+    the rows of each block [.., m, m] are.
+    """
+
+    names: dict[str, tuple[str, ...]]
+    by: str
+    positions: dict[str, Tensor]
+
+    def merge(self, other: Blocks) -> Blocks:
+        """The blocks of both data sets together."""
+        summary = self.summary.merged(other.summary)
+        values = {key: value + other[key] for key, value in self.items()}
+        for key, known in self.positions.items():
+            if not torch.equal(known, other.positions[key]):
+                raise ValueError(f"the blocks of {key} belong to different uses of the parameter")
+        return Blocks(values, summary, self.names, self.by, self.positions)
+
+
+@summed
+@torch.no_grad()
+def blocks(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    method: Method = "exact",
+    by: By = "layer",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    sampler: Sampler = "labels",
+    memory_budget: int | None = None,
+    limit: int = LIMIT,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    explain: bool = False,
+    route: Route = "auto",
+) -> Blocks:
+    """Blocks of the Gauss-Newton matrix by layer, parameter, neuron or kernel.
+
+    ``limit`` is the number of bytes that all blocks together may have; more is refused.
+    """
+    for name, value, allowed in (("method", method, Method), ("by", by, By)):
+        if value not in get_args(allowed):
+            raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
+    noise = resolve(likelihood)
+    chosen, batches = passes(
+        model,
+        data,
+        params=params,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+        route=route,
+    )
+    names = _names(chosen, by)
+    total = JointBlocks(chosen, names, limit) if by == "layer" else EntryBlocks(chosen, by, limit)
+    count = 0
+    for one in batches:
+        noise.check(one.prediction, one.target)
+        if explain and count == 0:
+            print(explanation(one, noise, method, samples, joint=by == "layer"))
+        columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
+        count += one.count
+    summary = Summary.of(count, chosen, f"{method} by {by}", noise)
+    return Blocks(finite(total.matrices), summary, names, by, total.positions)
+
+
+class EntryBlocks(Collector):
+    """Blocks inside single parameters: of all entries, of a neuron's or of a kernel's."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter], by: By, limit: int) -> None:
+        self.parameters = parameters
+        self.by: By = by
+        self._sums: dict[str, Tensor] = {}
+        self._entries: dict[str, Tensor] = {}
+        sizes = {name: _entries(p, by) for name, p in parameters.items()}
+        element = next(iter(parameters.values())).element_size()
+        bytes_of = {name: e.numel() * e.shape[-1] * element for name, e in sizes.items()}
+        key = max(bytes_of, key=bytes_of.__getitem__)
+        shape = [*sizes[key].shape, sizes[key].shape[-1]]
+        check_limit(sum(bytes_of.values()), limit, f"{key} with {shape}")
+
+    @property
+    def positions(self) -> dict[str, Tensor]:
+        """Which flat entries the rows of each block are."""
+        return {
+            name: self._entries.get(name, _entries(parameter, self.by))
+            for name, parameter in self.parameters.items()
+        }
+
+    @property
+    def matrices(self) -> dict[str, Tensor]:
+        """The blocks found; a parameter that was not used has zeros."""
+        result: dict[str, Tensor] = {}
+        for name, parameter in self.parameters.items():
+            if name in self._sums:
+                result[name] = self._sums[name]
+            else:
+                entries = _entries(parameter, self.by)
+                result[name] = parameter.new_zeros(*entries.shape, entries.shape[-1])
+        return result
+
+    def begin(self, one: Pass) -> Pass:
+        """Find the neurons of this batch's weights."""
+        if self.by != "neuron":
+            return one
+        for name, shares in parameter_uses(one.plan).direct.items():
+            parameter = self.parameters[name]
+            found = [
+                _neurons(s, parameter) for s in shares.values() if isinstance(s.use, WeightUse)
+            ]
+            for entries in found:
+                if not same_entries(self._entries.setdefault(name, entries), entries):
+                    raise Refused(
+                        f"{name} is used several times with other outputs, so its neurons are not "
+                        "defined; by='parameter' works"
+                    )
+        return one
+
+    def share(self, share: Share, s: Tensor) -> None:
+        entries = self._blocks_of(share.name)
+        if entries.shape[-1] == 1:
+            # Blocks of one entry are the diagonal, which needs no Jacobian.
+            squares = share.to_parameter(share.use.squared_sum(s)).flatten()
+            picked = squares.index_select(0, entries.flatten()).reshape(*entries.shape, 1)
+            known = self._sums.get(share.name)
+            self._sums[share.name] = picked if known is None else known.add_(picked)
+            return
+        for columns, rows in share.use.chunks(s):
+            self._add(share.name, jacobian_rows(share, s[columns], rows))
+
+    def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
+        self._add(name, g.reshape(*g.shape[:2], -1))
+
+    def _add(self, name: str, g: Tensor) -> None:
+        entries, total = self._blocks_of(name), self._sum_of(name, g)
+        size = entries.shape[-1]
+        picked = g.flatten(0, 1)[:, entries.flatten()]
+        parts = picked.reshape(len(picked), -1, size).transpose(0, 1)
+        total.view(-1, size, size).baddbmm_(parts.mT, parts)
+
+    def _blocks_of(self, name: str) -> Tensor:
+        """Which flat entries share a block."""
+        if name not in self._entries:
+            self._entries[name] = _entries(self.parameters[name], self.by)
+        return self._entries[name]
+
+    def _sum_of(self, name: str, like: Tensor) -> Tensor:
+        """The blocks added up so far."""
+        if name not in self._sums:
+            entries = self._blocks_of(name)
+            self._sums[name] = like.new_zeros(*entries.shape, entries.shape[-1])
+        return self._sums[name]
+
+
+def _names(parameters: dict[str, nn.Parameter], by: By) -> dict[str, tuple[str, ...]]:
+    if by != "layer":
+        return {name: (name,) for name in parameters}
+    found: dict[str, tuple[str, ...]] = {}
+    for name in parameters:
+        path = name.rpartition(".")[0]
+        found[path] = (*found.get(path, ()), name)
+    return found
+
+
+def _entries(parameter: Tensor, by: By) -> Tensor:
+    """Which flat entries share a block: [.., m], blocks of the last dimension."""
+    entries = torch.arange(parameter.numel(), device=parameter.device)
+    if by == "parameter":
+        return entries
+    if parameter.dim() < 2:
+        return entries.unsqueeze(1)
+    if by == "neuron":
+        return entries.reshape(parameter.shape[0], -1)
+    return entries.reshape(*parameter.shape[:2], -1)
+
+
+def _neurons(share: Share, parameter: Tensor) -> Tensor:
+    """Flat entries [O, I / groups * K] of a weight."""
+    assert isinstance(share.use, WeightUse)
+    groups, out, features = matrix_shape(share.use)
+    entries = matrix_entries(share, parameter)
+    if entries is None:
+        entries = torch.arange(parameter.numel(), device=parameter.device)
+    return entries.reshape(groups * out, features)

@@ -1,0 +1,229 @@
+"""The diagonal of the Gauss-Newton matrix, by every method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.backward.columns import Collector
+from lapkernels.curvature.backward.diagonal import pull_diagonal
+from lapkernels.curvature.backward.mixed import features, pull_mixed
+from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.passes.explain import explanation
+from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.quantities.hessian import hessian_diag
+from lapkernels.curvature.recording.graph import Share
+from lapkernels.curvature.results.shards import summed
+from lapkernels.curvature.results.summary import Diagonal, Summary, finite
+from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.ops import chunks
+from lapkernels.rules.shared import Scaled, reads_once
+from lapkernels.rules.window_sums import window_squares
+from lapkernels.rules.windows import Window
+
+Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
+Sampler = Literal["labels", "signs"]
+
+
+@summed
+@torch.no_grad()
+def diag(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    method: Method = "exact",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    sampler: Sampler = "labels",
+    threshold: float = 1024,
+    memory_budget: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    explain: bool = False,
+    route: Route = "auto",
+) -> Diagonal:
+    r"""Diagonal of :math:`H = \sum_n J_n^T H_n J_n`, one tensor for each parameter, of its shape.
+
+    ``data`` is a batch of inputs, a pair (inputs, labels), or an iterable of such batches; the
+    result is the sum over all samples. ``method``:
+
+    - ``exact``: all columns of the factor of :math:`H_n`;
+    - ``mc``: an unbiased estimate from ``samples`` columns, scores at labels drawn from the model
+      (``sampler="labels"``) or all columns with random signs (``"signs"``);
+    - ``empirical``: squared gradients at the true labels;
+    - ``approx``: only the diagonal of the second derivative is passed from op to op;
+    - ``mixed``: exact at values of at most ``threshold`` features a sample, approx elsewhere;
+    - ``hessian``: the Hessian of the loss at the true labels, by Hessian-vector products.
+
+    ``params`` chooses parameters: names of parameters or modules, a compiled pattern, a predicate
+    of name and parameter; all that require a gradient by default. ``output`` picks a tensor out of
+    what the model returns. ``memory_budget`` bounds the bytes of columns on their way. ``explain``
+    prints a table of what is carried to each layer, at which cost, for the first batch.
+    """
+    check_method(method, threshold)
+    if method == "hessian":
+        return hessian_diag(
+            model,
+            data,
+            likelihood,
+            params=params,
+            output=output,
+            memory_budget=memory_budget,
+            progress=progress,
+        )
+    noise = resolve(likelihood)
+    chosen, batches = passes(
+        model,
+        data,
+        params=params,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+        route=route,
+    )
+    total = SquaredSum(chosen)
+    count = 0
+    for one in batches:
+        noise.check(one.prediction, one.target)
+        if explain and count == 0:
+            print(explanation(one, noise, method, samples))
+        diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
+        count += one.count
+    return Diagonal(finite(total.values), Summary.of(count, chosen, method, noise))
+
+
+def check_method(method: str, threshold: float) -> None:
+    """Raise unless this is a method, with a threshold that it can take."""
+    if method not in get_args(Method):
+        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
+    if not threshold >= 0:
+        raise ValueError(f"threshold={threshold} must be a number of features, or infinity")
+
+
+def diagonal_into(
+    one: Pass,
+    likelihood: Likelihood,
+    method: str,
+    threshold: float,
+    samples: int,
+    sampler: Sampler,
+    generator: torch.Generator | None,
+    total: SquaredSum,
+) -> None:
+    """Add the diagonal of a recorded batch."""
+    if method not in ("approx", "mixed"):
+        columns_into(one, likelihood, method, samples, sampler, generator, total)
+        return
+    if one.plan.trace.opaque:
+        raise Refused(
+            f"{one.plan.trace.opaque[0]}, through which no diagonal can be passed; methods "
+            "'exact', 'mc' and 'empirical' work"
+        )
+    if method == "approx":
+        pull_diagonal(one.plan, likelihood.diagonal(one.prediction, one.target), total.add)
+    else:
+        mixed_into(one, likelihood, threshold, total)
+
+
+def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: SquaredSum) -> None:
+    """Carry M back, exact up to a number of features."""
+    f, y = one.prediction, one.target
+    wide = features(one.plan.trace.output) > threshold
+    diagonal = wide or likelihood.independent
+    start = likelihood.diagonal(f, y) if diagonal else likelihood.columns(f, y)
+    pull_mixed(one.plan, start, threshold, total, total.add, one.budget)
+
+
+def columns_into(
+    one: Pass,
+    likelihood: Likelihood,
+    method: str,
+    samples: int,
+    sampler: Sampler,
+    generator: torch.Generator | None,
+    collector: Collector,
+) -> None:
+    """Carry the columns of a method back to a collector."""
+    f, y = one.prediction, one.target
+    if method == "exact":
+        columns = likelihood.columns(f, y)
+        one.pull_quadratic(columns, collector)
+    elif method == "empirical":
+        if y is None:
+            raise ValueError("method 'empirical' needs labels: give batches (inputs, labels)")
+        one.pull(1, lambda first, last: likelihood.score(f, y).unsqueeze(0), collector)
+    else:
+        if samples < 1:
+            raise ValueError(f"samples={samples} must be positive")
+        if sampler not in get_args(Sampler):
+            raise ValueError(f"sampler={sampler!r} must be one of {get_args(Sampler)}")
+
+        def draw(first: int, last: int) -> Tensor:
+            if sampler == "signs":
+                columns = likelihood.columns(f, y)
+                parts = [columns.signs(generator) for _ in range(first, last)]
+            else:
+                parts = [likelihood.sampled_column(f, generator, y) for _ in range(first, last)]
+            return torch.cat(parts) / samples**0.5
+
+        one.pull(samples, draw, collector)
+
+
+class SquaredSum(Collector):
+    """sum_{n,v} G_{n,v}², for each parameter."""
+
+    def __init__(self, parameters: dict[str, nn.Parameter]) -> None:
+        self.parameters = parameters
+        self._found: dict[str, Tensor] = {}
+
+    @property
+    def values(self) -> dict[str, Tensor]:
+        """The sum of each parameter, of its shape."""
+        return {
+            name: self._found[name] if name in self._found else torch.zeros_like(p)
+            for name, p in self.parameters.items()
+        }
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add a parameter's share, a new tensor that becomes ours."""
+        if name in self._found:
+            self._found[name] += value
+            return
+        parameter = self.parameters[name]
+        same = value.dtype == parameter.dtype and value.stride() == parameter.stride()
+        self._found[name] = value if same else torch.empty_like(parameter).copy_(value)
+
+    def share(self, share: Share, s: Tensor) -> None:
+        self.add(share.name, share.to_parameter(share.use.squared_sum(s)))
+
+    def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
+        columns = g.flatten(0, 1)
+        if columns.numel() <= chunks.CHUNK:
+            self.add(name, columns.square().sum(0))
+            return
+        # A single one of these may be as large as the parameter.
+        for column in columns:
+            if name in self._found:
+                self._found[name].addcmul_(column, column)
+            else:
+                self.add(name, column.square())
+
+    def scaled(self, share: Share, columns: Scaled) -> None:
+        if reads_once(share.use, columns.factor.shape[1]):
+            self.add(share.name, share.to_parameter(share.use.squared(columns.squares())))
+        else:
+            super().scaled(share, columns)
+
+    def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
+        value = window_squares(share.use, window)
+        if value is None:
+            super().window(share, window, size)
+        else:
+            self.add(share.name, share.to_parameter(value))

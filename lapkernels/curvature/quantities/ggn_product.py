@@ -1,0 +1,192 @@
+"""Products of the Gauss-Newton matrix with vectors, by autograd alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.by_autograd.products import check_samples, graph_of
+from lapkernels.curvature.data.batches import Output, batches_of
+from lapkernels.curvature.data.contents import (
+    Contents,
+    Parameters,
+    check_mode,
+    parameters_of,
+    plain,
+)
+from lapkernels.curvature.data.processes import processes
+from lapkernels.curvature.passes.passes import with_progress
+from lapkernels.curvature.results.shards import Part
+from lapkernels.curvature.results.summary import finite
+from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.ops.chunks import slices
+
+T = TypeVar("T")
+Method = Literal["exact", "mc", "empirical"]
+
+
+def ggn_product(
+    model: nn.Module,
+    data: Any,
+    vector: Tensor | Mapping[str, Tensor],
+    likelihood: Any = "gaussian",
+    method: Method = "exact",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    memory_budget: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+) -> Tensor | dict[str, Tensor]:
+    r"""Product of :math:`\sum_n J_n^T H_n J_n`, or its sampled or empirical sibling, with a vector.
+
+    ``vector`` is [P], or [P, K] for K vectors at once, in the order of ``parameters_to_vector``, or
+    a tensor for each parameter by name; the result has the same form.
+    """
+    outputs = OutputCurvature(resolve(likelihood), method, samples, generator)
+    operator = GaussNewton(model, data, outputs, params, output, memory_budget, progress)
+    if isinstance(vector, Tensor):
+        if vector.dim() not in (1, 2) or vector.shape[0] != operator.size:
+            raise ValueError(
+                f"vector has shape {tuple(vector.shape)}: [P] or [P, K] with P = {operator.size} "
+                "is needed"
+            )
+        return operator.columns(vector.reshape(operator.size, -1)).reshape(vector.shape)
+    if set(vector) != set(operator.chosen):
+        raise ValueError(f"vector has entries {list(vector)}, not {list(operator.chosen)}")
+    for name, parameter in operator.chosen.items():
+        if vector[name].shape != parameter.shape:
+            raise ValueError(
+                f"vector of {name} has shape {tuple(vector[name].shape)}, not "
+                f"{tuple(parameter.shape)}"
+            )
+    return operator.by_parameter(vector)
+
+
+class OutputCurvature:
+    """H_n at the outputs, or what stands for it: s s^T of scores at sampled or at true labels."""
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        method: Method,
+        samples: int,
+        generator: torch.Generator | None,
+    ) -> None:
+        if method not in get_args(Method):
+            raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
+        if samples < 1:
+            raise ValueError(f"samples={samples} must be positive")
+        self.likelihood, self.method, self.samples = likelihood, method, samples
+        self._seed = 0
+        if method == "mc":
+            device = "cpu" if generator is None else generator.device
+            draw = torch.randint(2**62, (), generator=generator, device=device)
+            # Several processes draw for different batches.
+            self._seed = int(draw) + processes().rank
+
+    def draws(self, device: torch.device) -> torch.Generator:
+        """Random numbers for one sweep over the data, the same in every sweep."""
+        return torch.Generator(device).manual_seed(self._seed)
+
+    def product(self, f: Tensor, y: Any, draws: torch.Generator) -> Callable[[Tensor], Tensor]:
+        """The function that takes v [K, N, *out] to H_n v_n, for a batch."""
+        if self.method == "exact":
+            return lambda v: self.likelihood.product(f, v, y)
+        if self.method == "empirical":
+            if y is None:
+                raise ValueError("method 'empirical' needs labels: give batches (inputs, labels)")
+            s = self.likelihood.score(f, y).unsqueeze(0)
+        else:
+            drawn = [self.likelihood.sampled_column(f, draws, y) for _ in range(self.samples)]
+            s = torch.cat(drawn) / self.samples**0.5
+        s = s.flatten(2)
+
+        def product(v: Tensor) -> Tensor:
+            inner = torch.einsum("sno,kno->skn", s, v.flatten(2))
+            return torch.einsum("skn,sno->kno", inner, s).reshape(v.shape)
+
+        return product
+
+
+class GaussNewton:
+    """Products with the Gauss-Newton matrix of all batches."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        outputs: OutputCurvature,
+        params: Parameters,
+        output: Output,
+        budget: int | None,
+        progress: bool,
+    ) -> None:
+        self.model = plain(model)
+        contents = Contents.of(self.model)
+        check_mode(contents)
+        self.data, self.output, self.outputs = data, output, outputs
+        self.chosen = parameters_of(contents, params)
+        self.together = processes()
+        self.budget, self.progress = budget, progress and self.together.rank == 0
+        self.count = self.entries = self.step = self.sweeps = 0
+        self.size = sum(p.numel() for p in self.chosen.values())
+
+    def columns(self, vectors: Tensor) -> Tensor:
+        """H V of ``vectors`` [P, K], one sweep over the data."""
+        total = torch.zeros_like(vectors)
+        return self._sum(total, self._rows(vectors), self._rows(total))
+
+    def by_parameter(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """H v of a vector that has a tensor for each parameter."""
+        total = {name: torch.zeros_like(p) for name, p in self.chosen.items()}
+        rows = [[found[name].unsqueeze(0) for name in total] for found in (vector, total)]
+        return self._sum(total, *rows)
+
+    def _sum(self, total: T, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> T:
+        """The products in ``total``, whose views are ``rows``, with those of other processes."""
+        part = Part(self.data, self.together)
+        data = part.data if self.together.size == 1 else part
+        what = f"sweep {self.sweeps} of products"
+        found = part.sum(what, lambda: {"count": self._add(data, vectors, rows), "total": total})
+        finite(dict(zip(self.chosen, rows, strict=True)), "product")
+        self.count = found["count"]
+        self.sweeps += 1
+        return found["total"]
+
+    def _add(self, data: Any, vectors: Sequence[Tensor], total: Sequence[Tensor]) -> int:
+        """Add H V of ``vectors`` [K, *shape] to ``total``, each with a tensor by parameter."""
+        first, count = self.count == 0, 0
+        draws = self.outputs.draws(next(iter(self.chosen.values())).device)
+        batches = batches_of(data)
+        for batch in with_progress(batches, self.data) if self.progress else batches:
+            with graph_of(self.model, batch, self.chosen, self.output) as graph:
+                seen = None
+                if first:
+                    seen = graph.look(batch.halves())
+                    self.outputs.likelihood.check(seen, batch.target)
+                    self.entries = max(self.entries, graph.entries)
+                step = self.step = graph.chunk(self.budget, self.entries)
+                jv = graph.product(vectors, step)
+                f = graph.f.detach()
+                if seen is not None:
+                    check_samples(graph, batch, f, seen)
+                product = self.outputs.product(f, batch.target, draws)
+                for some in slices(len(jv), step):
+                    s = product(jv[some])
+                    for value, part in zip(total, graph.transposed(s), strict=True):
+                        value[some] += part
+            count += batch.count
+        return count
+
+    def _rows(self, columns: Tensor) -> list[Tensor]:
+        """Views [K, *shape] by parameter of columns [P, K]."""
+        parts = columns.T.split([p.numel() for p in self.chosen.values()], 1)
+        return [
+            part.unflatten(1, p.shape) if p.dim() else part.squeeze(1)
+            for part, p in zip(parts, self.chosen.values(), strict=True)
+        ]

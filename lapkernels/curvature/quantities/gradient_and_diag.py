@@ -1,0 +1,131 @@
+"""Loss, gradient and diagonal of a batch from one forward pass, for training."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.backward.diagonal import passes_both, pull_both
+from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.quantities.diag import (
+    Method,
+    Sampler,
+    SquaredSum,
+    check_method,
+    diagonal_into,
+)
+from lapkernels.curvature.recording.graph import Plan
+from lapkernels.curvature.results.shards import summed
+from lapkernels.curvature.results.summary import Diagonal, Summary, finite
+from lapkernels.likelihoods import resolve
+
+
+class GradientAndDiagonal(NamedTuple):
+    """``loss`` is a scalar, ``gradient`` has a tensor of its shape for each parameter."""
+
+    loss: Tensor
+    gradient: dict[str, Tensor]
+    diagonal: Diagonal
+
+    def merge(self, other: GradientAndDiagonal) -> GradientAndDiagonal:
+        """Of both data sets together."""
+        gradient = {name: value + other.gradient[name] for name, value in self.gradient.items()}
+        diagonal = self.diagonal.merge(other.diagonal)
+        return GradientAndDiagonal(self.loss + other.loss, gradient, diagonal)
+
+
+@summed
+@torch.no_grad()
+def gradient_and_diag(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    method: Method = "approx",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    sampler: Sampler = "labels",
+    threshold: float = 1024,
+    memory_budget: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    route: Route = "auto",
+) -> GradientAndDiagonal:
+    r"""The negative log-likelihood :math:`L = -\sum_n \log p(y_n | x_n)`, its gradient, and the
+    diagonal of its curvature.
+
+    All three are sums over the samples of ``data``: a pair (inputs, labels), or an iterable of such
+    batches. The model runs once on a batch; the diagonal of :func:`lapkernels.diag`, with the same
+    options, and :math:`\nabla L` both go back from there, by method ``approx`` in one go where
+    layers form chains, else one after the other. The ``.grad`` of the parameters is left
+    alone.
+    """
+    check_method(method, threshold)
+    if method == "hessian":
+        raise ValueError("method='hessian' is not made from a forward pass alone; use hessian_diag")
+    noise = resolve(likelihood)
+
+    def goes_together(plan: Plan) -> bool:
+        like = next(iter(chosen.values()))
+        return method == "approx" and not plan.trace.opaque and passes_both(plan, like)
+
+    chosen, batches = passes(
+        model,
+        data,
+        params=params,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+        route=route,
+        graph=lambda plan: not goes_together(plan),
+    )
+    losses: list[Tensor] = []
+    gradient: dict[str, Tensor] = {}
+    total = SquaredSum(chosen)
+    count = 0
+    for one in batches:
+        f, y = one.prediction, one.target
+        if y is None:
+            raise ValueError("a gradient needs labels: give batches (inputs, labels)")
+        noise.check(f, y)
+        losses.append(noise.nll(f, y))
+        score = noise.score(f, y)
+        if goes_together(one.plan):
+            part = SquaredSum(chosen)
+            pull_both(one.plan, noise.diagonal(f, y), score, total.add, part.add)
+            found = part.values
+        else:
+            diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
+            found = _gradient(one, score)
+        for name, value in found.items():
+            gradient[name] = value if name not in gradient else gradient[name] + value
+        count += one.count
+    return GradientAndDiagonal(
+        torch.stack(losses).sum(),
+        finite(gradient, "gradient"),
+        Diagonal(finite(total.values), Summary.of(count, chosen, method, noise)),
+    )
+
+
+def _gradient(one: Pass, score: Tensor) -> dict[str, Tensor]:
+    """The gradient of each parameter by autograd, whose graph is used up."""
+    trace = one.plan.trace
+    assert trace.graph is not None
+    leaves = list(trace.leaves.values())
+    found = torch.autograd.grad(
+        trace.graph, leaves, score, allow_unused=True, materialize_grads=True
+    )
+    # Two parameters may have been given one tensor, or an expanded or a sparse one.
+    held: set[int] = set()
+    gradient: dict[str, Tensor] = {}
+    for (name, leaf), value in zip(trace.leaves.items(), found, strict=True):
+        value = value.to_dense() if value.is_sparse else value
+        own = value.stride() == leaf.stride() and value.data_ptr() not in held
+        gradient[name] = value if own else torch.empty_like(leaf).copy_(value)
+        held.add(value.data_ptr())
+    return gradient

@@ -1,0 +1,148 @@
+r"""The Hessian of the summed negative log-likelihood, for every model autograd can differentiate.
+
+Column p of the Hessian is its product with a unit vector; unit vectors go through the model in
+chunks. Autograd keeps the graph of the backward pass too, so samples go in parts. The diagonal
+costs as many products as there are parameters: it is meant for small models, and as a check of
+cheaper curvatures. Unlike a Gauss-Newton diagonal it may be negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from lapkernels.curvature.by_autograd.products import (
+    BUDGET,
+    check_samples,
+    graph_of,
+    hessian_products,
+)
+from lapkernels.curvature.data.batches import Batch, Output, batches_of
+from lapkernels.curvature.data.contents import Contents, Parameters, check_mode, parameters_of
+from lapkernels.curvature.results.shards import summed
+from lapkernels.curvature.results.summary import Diagonal, Summary, finite, slices_of
+from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.ops.chunks import slices
+
+
+@summed
+def hessian_diag(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+) -> Diagonal:
+    """Exact diagonal of the Hessian, by parameter name. ``data`` needs labels."""
+    noise = resolve(likelihood)
+    contents = Contents.of(model)
+    chosen = parameters_of(contents, params)
+    check_mode(contents)
+    where = slices_of(chosen)
+    first = next(iter(chosen.values()))
+    diagonal = first.new_zeros(sum(p.numel() for p in chosen.values())).detach()
+
+    def add(start: int, rows: Tensor) -> None:
+        diagonal[start : start + len(rows)] += rows.diagonal(start)
+
+    count = hessian_rows(
+        model,
+        data,
+        noise,
+        chosen,
+        add,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+    )
+    values = {name: diagonal[where[name]].reshape(p.shape) for name, p in chosen.items()}
+    return Diagonal(finite(values), Summary.of(count, chosen, "hessian", noise))
+
+
+def hessian_rows(
+    model: nn.Module,
+    data: Any,
+    likelihood: Likelihood,
+    chosen: dict[str, nn.Parameter],
+    add: Callable[[int, Tensor], None],
+    *,
+    output: Output,
+    memory_budget: int | None,
+    progress: bool,
+) -> int:
+    """Call ``add(first, rows [k, P])`` for all rows of every batch; the number of samples."""
+    count = 0
+    for number, batch in enumerate(batches_of(data)):
+        if batch.target is None:
+            raise ValueError("the Hessian needs labels: give batches (inputs, labels)")
+        parts, budget = _parts(model, batch, likelihood, chosen, output, memory_budget)
+        size = sum(p.numel() for p in chosen.values())
+        with _bar(size * len(parts), number, progress) as advance:
+            for part in parts:
+                for first, rows in _rows(model, part, likelihood, chosen, output, budget):
+                    add(first, rows)
+                    advance(len(rows))
+        count += batch.count
+    return count
+
+
+def _parts(
+    model: nn.Module,
+    batch: Batch,
+    likelihood: Likelihood,
+    chosen: dict[str, nn.Parameter],
+    output: Output,
+    budget: int | None,
+) -> tuple[list[Batch], int]:
+    """A batch of independent samples in parts, and the bytes for the vectors that go through one.
+
+    Half of the budget is for the graphs of a part's passes forward and backward.
+    """
+    with graph_of(model, batch, chosen, output) as graph:
+        whole, again = graph.look([batch], twice=True), graph.look(batch.halves(), twice=True)
+        likelihood.check(whole, batch.target)
+        check_samples(graph, batch, whole, again)
+        size = graph.entries * whole.element_size()
+    allowed = max(size, BUDGET) if budget is None else budget
+    step = max(1, batch.count * allowed // max(1, 4 * size))
+    starts = range(0, batch.count, step)
+    return [batch.part(n, min(step, batch.count - n)) for n in starts], allowed // 2
+
+
+def _rows(
+    model: nn.Module,
+    batch: Batch,
+    likelihood: Likelihood,
+    chosen: dict[str, nn.Parameter],
+    output: Output,
+    budget: int,
+) -> Iterator[tuple[int, Tensor]]:
+    """The first of some rows, and these rows [k, P]."""
+    with graph_of(model, batch, chosen, output) as graph:
+        graph.look([batch], twice=True)
+        f = graph.keep(twice=True)
+        product = hessian_products(graph, likelihood, batch.target)
+        for some in slices(graph.size, graph.chunk(budget, graph.entries)):
+            unit = f.new_zeros(len(range(graph.size)[some]), graph.size)
+            unit.diagonal(some.start).fill_(1.0)
+            yield some.start, product(unit).detach()
+
+
+@contextmanager
+def _bar(total: int, number: int, progress: bool) -> Iterator[Callable[[int], object]]:
+    """Something to tell how many rows are done."""
+    if not progress:
+        yield lambda rows: None
+        return
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
+    with tqdm(total=total, unit="row", desc=f"batch {number}") as bar:
+        yield bar.update

@@ -1,0 +1,97 @@
+r"""Kronecker factors of the Gauss-Newton matrix: KFAC, KFLR and their empirical sibling.
+
+For a weight that is applied at T positions of each sample, with inputs :math:`x_{n,t}` and columns
+:math:`s_{n,v,t}` at its outputs, the block of the weight is approximated by :math:`B \otimes A`,
+
+.. math::
+   \text{expand:} \quad & B = \sum_{n,v,t} s_{n,v,t} s_{n,v,t}^T, &
+       A &= \tfrac1N \sum_n \tfrac1T \sum_t x_{n,t} x_{n,t}^T \\
+   \text{reduce:} \quad & B = \sum_{n,v} \bar s_{n,v} \bar s_{n,v}^T, &
+       A &= \tfrac1N \sum_n \bar x_n \bar x_n^T, \qquad
+       \bar s = \textstyle\sum_t s_t, \; \bar x = \tfrac1T \sum_t x_t
+
+(Eschenhagen et al. 2023). A module that is called several times has the positions of all its calls.
+
+- A weight of a Linear, a convolution or a product has both factors, one pair a group.
+- An embedding has them too: its input is one-hot, so in ``expand`` A is diagonal, the average share
+  of each token. Tokens at ``padding_idx`` count as positions with no input.
+- A parameter that is added, a bias, has the only factor B [P, P].
+- A parameter that scales, such as the gain of a norm or the slope of PReLU, or enters in another
+  way that is no product of a layer, has its exact block [P, P].
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+import torch
+from torch import nn
+
+from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.passes.explain import explanation
+from lapkernels.curvature.passes.passes import Route, passes
+from lapkernels.curvature.quantities.diag import Sampler, columns_into
+from lapkernels.curvature.quantities.kronecker_sums import KroneckerSums
+from lapkernels.curvature.results.kronecker import Kronecker
+from lapkernels.curvature.results.shards import summed
+from lapkernels.curvature.results.summary import Summary, finite
+from lapkernels.likelihoods import resolve
+
+Method = Literal["mc", "exact", "empirical"]
+Sharing = Literal["expand", "reduce"]
+
+
+@summed
+@torch.no_grad()
+def kron(
+    model: nn.Module,
+    data: Any,
+    likelihood: Any = "gaussian",
+    method: Method = "mc",
+    sharing: Sharing = "expand",
+    *,
+    params: Parameters = None,
+    output: Output = None,
+    samples: int = 1,
+    sampler: Sampler = "labels",
+    memory_budget: int | None = None,
+    generator: torch.Generator | None = None,
+    progress: bool = False,
+    explain: bool = False,
+    route: Route = "auto",
+) -> Kronecker:
+    r"""Kronecker factors of :math:`\sum_n J_n^T H_n J_n`, by parameter name.
+
+    ``method`` chooses the columns: labels sampled from the model ("mc", KFAC), all columns of the
+    output Hessian ("exact", KFLR), or the score of the true labels ("empirical").
+
+    Raises ``Refused`` where a parameter has no such factors: one that is tied across different
+    kinds of layers, or whose weight is an expression of parameters.
+    """
+    for name, value, allowed in (("method", method, Method), ("sharing", sharing, Sharing)):
+        if value not in get_args(allowed):
+            raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
+    noise = resolve(likelihood)
+    chosen, batches = passes(
+        model,
+        data,
+        params=params,
+        output=output,
+        memory_budget=memory_budget,
+        progress=progress,
+        route=route,
+    )
+    total = KroneckerSums(chosen, sharing == "reduce")
+    count = 0
+    for one in batches:
+        noise.check(one.prediction, one.target)
+        if explain and count == 0:
+            print(explanation(one, noise, method, samples))
+        columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
+        count += one.count
+    found = {name: total.factors(name, count) for name in chosen}
+    finite({name: factors.output for name, factors in found.items()})
+    inputs = {name: factors.input_sum for name, factors in found.items()}
+    finite({name: value for name, value in inputs.items() if value is not None})
+    return Kronecker(found, Summary.of(count, chosen, f"{method} {sharing}", noise))

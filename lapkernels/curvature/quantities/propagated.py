@@ -1,0 +1,59 @@
+r"""Variance of all outputs at once, passed forward from op to op: an approximation.
+
+The forward dual of the approximate diagonal. A convolution with independent weights turns variances
+into
+
+.. math:: v_z = \mathrm{conv}(x^2, \sigma_w^2) + \mathrm{conv}(v_x, w^2) + \sigma_b^2, \qquad
+          v_a = \varphi'(z)^2 v_z,
+
+and every other op likewise, :math:`v_{out}[o] = \sum_i J[o, i]^2 v_{in}[i]`: correlations between
+entries of a value are dropped. Exact for one layer, and where no two paths from a parameter meet
+again.
+
+The approximate diagonal is linear in the diagonal at the outputs, and this is its transpose, op by
+op. One walk gives all outputs, however many there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.backward.diagonal import push_variance
+from lapkernels.curvature.data.batches import Output, input_batches
+from lapkernels.curvature.errors import Refused
+from lapkernels.curvature.passes.passes import passes
+from lapkernels.curvature.quantities.outputs import check_prediction
+from lapkernels.curvature.quantities.predictive import check_variance
+from lapkernels.curvature.results.summary import finite
+
+# Variances need more memory beside the activations than these: so many parts of a batch do not.
+PARTS = 4
+
+
+@torch.no_grad()
+def propagated_variance(
+    model: nn.Module, x: Any, variance: Mapping[str, Tensor], *, output: Output = None
+) -> Tensor:
+    """Approximate variance [N, *out] of all outputs of inputs ``x``, a batch or several batches.
+
+    ``variance`` has a tensor of its shape for each parameter that is uncertain; the others count as
+    known. :func:`lapkernels.predictive_variance` is exact for the linearised model, at the cost of
+    a column for each output.
+    """
+    check_variance(model, variance)
+    data = input_batches(x)
+    _, batches = passes(model, data, params=list(variance), output=output, parts=PARTS)
+    parts = []
+    for one in batches:
+        check_prediction(one.prediction)
+        if one.plan.trace.opaque:
+            raise Refused(
+                f"{one.plan.trace.opaque[0]}, through which no variance can be passed; "
+                "predictive_variance works"
+            )
+        parts.append(push_variance(one.plan, variance))
+    return finite({"the outputs": torch.cat(parts)}, "variance")["the outputs"]

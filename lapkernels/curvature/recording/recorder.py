@@ -1,0 +1,466 @@
+"""Recording a forward pass: every op the model runs, with its rule.
+
+The model runs as it is, with gradients enabled, and is watched below autograd: whatever Python does
+in its forward, the ops that torch executes are seen, with the very tensors. In-place ops are
+recorded as the new value they make; a tensor that a rule still needs is copied just before it is
+overwritten.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
+
+# Documented in "Extending PyTorch" under this very name.
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lapkernels.curvature.errors import Refused, SamplesLost, reference
+from lapkernels.curvature.recording.aliasing import Memory, storage_of
+from lapkernels.curvature.recording.operators import functional_of, operator_of, tensors_of, wrapped
+from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.rules import (
+    Call,
+    LocalGradient,
+    MixesSamples,
+    Operand,
+    RandomResult,
+    Rule,
+    Samples,
+    ScaleUse,
+    Unsupported,
+    builder_of,
+    follow,
+)
+from lapkernels.rules.lift import Lift, expanded_samples
+from lapkernels.rules.memory import PartRead, PartWrite, Region
+
+
+class Recorder(TorchDispatchMode):
+    """Sees every op below autograd and builds its rule."""
+
+    def __init__(
+        self, count: int, paths: Mapping[int, str], place_fresh: bool, edges: bool
+    ) -> None:
+        super().__init__()
+        self.count = count
+        self.nodes: list[Node] = []
+        self.opaque: list[str] = []
+        self.hidden = False
+        self.has_written = False
+        self.has_met_unknown = False
+        self._detached = False
+        # Whether some functions run unwatched, so that what autograd kept of them is unknown.
+        self.partial = False
+        self._paths = paths
+        self.entries = 0
+        self._place_fresh = place_fresh
+        self._edges = edges
+        self._pending: list[tuple[Node, list[Tensor]]] = []
+        # Tensors stay alive while recording, so that an identity means one tensor only.
+        self.values: dict[int, tuple[Value, Tensor]] = {}
+        self.memory = Memory()
+        # Chosen parameters by their storage.
+        self._owners: dict[int, str] = {}
+        # Views whose memory was written by another tensor since they were made.
+        self._stale: set[int] = set()
+
+    def define(self, tensor: Tensor, value: Value) -> Value:
+        """Say what a tensor is."""
+        self.values[id(tensor)] = (value, tensor)
+        if self._stale:
+            self._stale.discard(id(tensor))
+        self.memory.add(tensor)
+        if value.parameter is not None:
+            self._owners[storage_of(tensor)] = value.parameter
+        return value
+
+    def value(self, tensor: Tensor) -> Value:
+        """What a tensor is; one never seen before is a constant, unless autograd made it."""
+        if self._stale and id(tensor) in self._stale:
+            return self._read(tensor)
+        known = self.values.get(id(tensor))
+        if known:
+            return known[0]
+        made = tensor.grad_fn is not None and torch.is_grad_enabled()
+        if torch.is_grad_enabled() and (tensor.requires_grad or isinstance(tensor, nn.Parameter)):
+            owner = self._owners.get(storage_of(tensor))
+            if owner is not None and not (made and self.partial):
+                raise Refused(reference(self.where, owner))
+        if made:
+            self.opaque.append(f"{self.where} reads a tensor out of autograd's memory")
+            self.hidden = self.has_met_unknown = True
+        return self.define(tensor, Value(tensor.shape, tensor.dtype, None, made))
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if self._pending:
+            self.settle()
+        op, kwargs = operator_of(func), kwargs or {}
+        if op.random:
+            raise Refused(f"{op.name} in {self.where} makes the output random; call model.eval()")
+        if op.detaches:
+            value, out = self.operand(args[0]), func(*args)
+            self._detached |= value.active and value.samples is None
+            self.define(out, Value(out.shape, out.dtype, value.samples, False, without_grad=True))
+            return out
+        tensors = tensors_of(args)
+        if kwargs:
+            tensors += tensors_of(kwargs.values())
+        values = self.operands(tensors)
+        if op.writes:
+            return self._write(op.name, func, args, kwargs, tensors, values)
+        out = func(*args, **kwargs)
+        if op.fresh:
+            tensors, values = [], []
+        self.record(op.name, func, args, kwargs, tensors, values, _outputs(out))
+        return out
+
+    def settle(self) -> None:
+        """Note where autograd meets the results of the last op, before anything overwrites them."""
+        for node, outputs in self._pending:
+            node.edges = [get_gradient_edge(out) if out.requires_grad else None for out in outputs]
+        self._pending.clear()
+
+    def operands(self, tensors: list[Tensor]) -> list[Value]:
+        """What the tensors are that an op reads."""
+        values = [self.operand(tensor) for tensor in tensors]
+        if not torch.is_grad_enabled():
+            self.hidden |= any(value.active and value.samples is None for value in values)
+        return values
+
+    def operand(self, tensor: Tensor) -> Value:
+        """What a tensor that is read is, one that autograd has a gradient of its own for included.
+
+        A custom autograd.Function or a scripted function made it, or autograd itself saved it for a
+        backward pass that runs inside the model.
+        """
+        value = self.value(tensor)
+        if value.without_grad and tensor.grad_fn is not None and torch.is_grad_enabled():
+            self.opaque.append(
+                f"{self.where} runs a custom autograd.Function, a scripted function, or autograd "
+                "inside"
+            )
+            value.active, value.without_grad = True, False
+            # Which of the weights that were detached it depends on cannot be told.
+            self.hidden |= self._detached
+        return value
+
+    def _write(
+        self,
+        name: str,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        values: list[Value],
+    ) -> Any:
+        """An op that overwrites its first operand: a new value in an old tensor."""
+        if not name.endswith("_") or "out" in kwargs:
+            raise Refused(
+                f"{self.where} runs {name}, which writes into a tensor it is given, as some "
+                "modules do in training mode; call model.eval() first"
+            )
+        written = tensors[0]
+        owner = self._owners.get(storage_of(written))
+        if owner is not None:
+            raise Refused(
+                f"{self.where} writes to the parameter {owner} in its forward pass; do that before "
+                "the call, and not in the model"
+            )
+        self.has_written = True
+        self._check_written(written, values)
+        functional = name.removesuffix("_")
+        self.memory.save(written)
+        before = self._before(functional, tensors, values)
+        func(*args, **kwargs)
+        args = tuple(before.get(id(value), value) for value in args)
+        tensors = [before.get(id(tensor), tensor) for tensor in tensors]
+        whole = self.memory.whole(written)
+        old = None if whole is None or whole is written else self.value(whole)
+        self.record(functional, functional_of(func), args, kwargs, tensors, values, (written,))
+        if old is not None:
+            assert whole is not None
+            region = Region.of(written, whole)
+            part = self.values[id(written)][0]
+            self._note("in-place write", PartWrite, [whole, written], [old, part], whole, region)
+        others = self.memory.others(written)
+        if whole is None and others:
+            raise Refused(f"{name} in {self.where} writes a part of a non-contiguous tensor")
+        self._stale.update(id(other) for other in others if other is not whole)
+        return written
+
+    def _check_written(self, written: Tensor, values: list[Value]) -> None:
+        """Writes that autograd does not see, or not where it met the tensor that is written."""
+        if not torch.is_grad_enabled():
+            return
+        known = [self.values[id(one)][0] for one in (*self.memory.others(written), written)]
+        # Of views that are older than a write to their base, only this one is up to date.
+        seen = written.requires_grad or written.grad_fn is not None
+        if not seen and any(value.active for value in known):
+            self.opaque.append(f"{self.where} writes to a tensor by its detached view")
+        weights = any(value.active and value.samples is None for value in values)
+        if self._edges and weights and self.memory.whole(written) is not written:
+            self.opaque.append(f"{self.where} writes to a view")
+            self.hidden = True
+
+    def _before(self, name: str, tensors: list[Tensor], values: list[Value]) -> dict[int, Tensor]:
+        """Copies of the operands that are about to be overwritten and that the rule reads."""
+        if not any(value.active or value.samples is not None for value in values):
+            return {}
+        builder = builder_of(name)
+        reads = builder is None or getattr(builder, "reads_input", True)
+        memory = storage_of(tensors[0])
+        return {
+            id(tensor): tensor.detach().clone()
+            for index, tensor in enumerate(tensors)
+            if (index > 0 or reads) and storage_of(tensor) == memory
+        }
+
+    def _read(self, tensor: Tensor) -> Value:
+        """What a view is after its memory was written."""
+        whole = self.memory.whole(tensor)
+        assert whole is not None
+        region = Region.of(tensor, whole)
+        self._note("read", PartRead, [whole], [self.value(whole)], tensor, region)
+        return self.values[id(tensor)][0]
+
+    def _note(
+        self,
+        name: str,
+        build: Callable[..., Rule],
+        tensors: list[Tensor],
+        values: list[Value],
+        out: Tensor,
+        region: Region,
+    ) -> None:
+        """Record a movement inside one memory."""
+        self.record(
+            name, torch.clone, tuple(tensors), {"region": region}, tensors, values, (out,), build
+        )
+
+    def record(
+        self,
+        name: str,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        values: list[Value],
+        outputs: tuple[Tensor, ...],
+        builder: Callable[..., Rule] | None = None,
+    ) -> None:
+        """Note an op that has run, with its rule."""
+        for out in outputs:
+            if out.layout is not torch.strided or out.is_nested:
+                raise Refused(
+                    f"{name.removeprefix('aten::')} in {self.where} makes a sparse or nested "
+                    "tensor, which has no rules: use dense ones"
+                )
+        grad = torch.is_grad_enabled()
+        varies = active = seen = False
+        lost = None
+        for value in values:
+            varies |= value.samples is not None
+            active |= value.active and grad
+            seen |= value.active and not value.without_grad
+            lost = lost or value.lost
+        # Autograd may still give a result a gradient of its own.
+        without_grad = not grad or not (seen or any([tensor.requires_grad for tensor in tensors]))
+        if lost is not None:
+            self._lose(lost, op, outputs)
+            return
+        if not varies and not active:
+            for out in outputs:
+                samples = self._fresh(out, values)
+                value = Value(out.shape, out.dtype, samples, False, without_grad=without_grad)
+                self.define(out, value)
+            return
+        if active and any([tensor.is_complex() for tensor in (*tensors, *outputs)]):
+            self.opaque.append(f"{self.where} computes with complex numbers")
+            if any([value.active and value.samples is None for value in values]):
+                self.hidden = True
+                raise SamplesLost(f"{self.where} computes with complex parameters")
+        builder = builder or builder_of(name)
+        if self._place_fresh and name == "aten::expand" and not varies:
+            samples = expanded_samples(values[0].shape, outputs[0].shape, self.count)
+            if samples is not None:
+                builder, args, kwargs = Lift, args[:1], {"samples": samples}
+        try:
+            rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
+        except SamplesLost as error:
+            if self.count > 1:
+                self._lose(error, op, outputs)
+                return
+            values = [
+                self.lifted(tensor, value) for tensor, value in zip(tensors, values, strict=True)
+            ]
+            rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
+        active = active and rule.differentiable
+        results = []
+        for out, samples in zip(outputs, rule.samples, strict=True):
+            moves = active and (out.is_floating_point() or out.is_complex())
+            value = Value(out.shape, out.dtype, samples, moves, None, without_grad)
+            results.append(self.define(out, value))
+            # Ops that use a weight compute something new.
+            if moves and (rule.uses or not _is_view(out, tensors)):
+                self.entries += out.numel()
+        if active:
+            node = Node(name, self.path, values, results, rule)
+            self.nodes.append(node)
+            if self._edges and rule.uses:
+                self._pending.append((node, list(outputs)))
+
+    def _lose(self, error: SamplesLost, op: Any, outputs: tuple[Tensor, ...]) -> None:
+        """Samples are lost here, which matters once the model's output or its code reads this."""
+        tags = getattr(op, "tags", ())
+        shapes_vary = torch.Tag.dynamic_output_shape in tags
+        if not outputs or shapes_vary or torch.Tag.data_dependent_output in tags:
+            raise error
+        for out in outputs:
+            self.define(out, Value(out.shape, out.dtype, None, False, lost=error))
+
+    def _rule(
+        self,
+        name: str,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tensors: list[Tensor],
+        values: list[Value],
+        outputs: tuple[Tensor, ...],
+        builder: Callable[..., Rule] | None,
+    ) -> Rule:
+        keep = self.memory.keep
+        operands = [
+            Operand(tensor, value.samples, value.active, keep)
+            for tensor, value in zip(tensors, values, strict=True)
+        ]
+        call = Call(name, op, operands, outputs, keep, self.count, _same(values))
+        rest = iter(operands)
+        given = wrapped(args, rest)
+        if kwargs:
+            kwargs = dict(zip(kwargs, wrapped(kwargs.values(), rest), strict=True))
+        short = name.removeprefix("aten::")
+        try:
+            rule = self._built(call, given, kwargs, builder)
+        except RandomResult as error:
+            raise Refused(f"{short} in {self.where} {error}") from error
+        except MixesSamples as error:
+            raise SamplesLost(
+                f"{short} in {self.where} cannot be followed sample by sample: {error}"
+            ) from error
+        if any(value.active and value.samples is None for value in values):
+            self._account(call, rule)
+        return rule
+
+    def _built(
+        self,
+        call: Call,
+        args: list[Any],
+        kwargs: dict[str, Any],
+        builder: Callable[..., Rule] | None,
+    ) -> Rule:
+        if builder is not None:
+            try:
+                return builder(call, *args, **kwargs)
+            except Unsupported:
+                pass
+        return LocalGradient(call, *args, **kwargs)
+
+    def lifted(self, tensor: Tensor, value: Value) -> Value:
+        """A weight as a value of the only sample, for ops that have no rule for the weight."""
+        if not value.active or value.samples is not None or tensor.dim() == 0:
+            return value
+        samples = follow(1, tensor.shape)
+        lifted = Value(tensor.shape, tensor.dtype, samples, True)
+        keep = self.memory.keep
+        operand = Operand(tensor, None, True, keep)
+        call = Call("lift", torch.clone, [operand], (tensor,), keep, 1, [[0]])
+        rule = Lift(call, operand, samples=samples)
+        self.nodes.append(Node("lift", self.path, [value], [lifted], rule))
+        return lifted
+
+    def _account(self, call: Call, rule: Rule) -> None:
+        """Every weight that meets samples must be a use, or its share would be lost."""
+        if all(samples is None for samples in rule.samples):
+            return
+        for index, operand in enumerate(call.operands):
+            if not operand.is_weight:
+                continue
+            use = rule.uses.get(index)
+            if use is None or (isinstance(use, ScaleUse) and use.has_samples(call.out.dim())):
+                raise SamplesLost(
+                    f"{call.name.removeprefix('aten::')} in {self.where} uses a parameter in its "
+                    f"argument {index} in a way that has no rule"
+                )
+
+    def notice_hooks(self) -> None:
+        """A hook on a tensor changes gradients in a way that only autograd knows."""
+        if any(tensor._backward_hooks for _, tensor in self.values.values()):
+            self.opaque.append("the model registers a hook on the gradient of a tensor")
+
+    @property
+    def path(self) -> str:
+        """Name of the module that runs: the innermost one of the model's in whose method we are."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            # Only a look into a frame costs something, and those of the library are none of these.
+            if code.co_varnames[:1] == ("self",) and not _is_ours(code.co_filename):
+                name = self._paths.get(id(frame.f_locals.get("self")))
+                if name is not None:
+                    return name
+            frame = frame.f_back
+        return ""
+
+    @property
+    def where(self) -> str:
+        """The module that runs, for messages."""
+        return self.path or "the model"
+
+    def _fresh(self, out: Tensor, values: list[Value]) -> Samples | None:
+        """A constant made in the model, such as a first state, may have a row for each sample."""
+        if not self._place_fresh or values or self.count not in out.shape:
+            return None
+        return Samples(self.count, list(out.shape).index(self.count))
+
+
+@cache
+def _is_ours(filename: str) -> bool:
+
+    return Path(__file__).parents[1] in Path(filename).parents
+
+
+def _is_view(out: Tensor, tensors: list[Tensor]) -> bool:
+    """Whether a result lies in the memory of an operand."""
+    storage = storage_of(out)
+    return any(storage_of(tensor) == storage for tensor in tensors)
+
+
+def _outputs(out: Any) -> tuple[Tensor, ...]:
+    if isinstance(out, Tensor):
+        return (out,)
+    if isinstance(out, (list, tuple)):
+        return tuple(value for value in out if isinstance(value, Tensor))
+    return ()
+
+
+def _same(values: list[Value]) -> list[list[int]]:
+    if len(values) == 1 or len(set(map(id, values))) == len(values):
+        return [[index] for index in range(len(values))]
+    groups: dict[int, list[int]] = {}
+    for index, value in enumerate(values):
+        groups.setdefault(id(value), []).append(index)
+    return list(groups.values())

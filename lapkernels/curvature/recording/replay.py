@@ -1,0 +1,311 @@
+"""Passes that make the same calls as an earlier one: its rules, with the tensors of now.
+
+Building rules costs more than small ops themselves, and all batches of a data set give the same
+ones. A recorded pass whose functions were all known (``shortcuts``) leaves a ``Template``: its
+calls in order, with a number for each tensor. A later pass of the same model on tensors of the same
+kinds runs the model as it is, and compares each call: the same function, arguments and numbers.
+Then the template's rules hold for it, once the tensors that they keep are put in their place. At
+the first call that differs the pass is recorded instead. A model of torch's own layers need not
+even run: while its ``settings`` are the same, its calls are.
+
+A template serves one pass at a time: it is taken out of the model's list and comes back, with no
+tensor left in it, when the pass is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.data.random_state import random_state_kept
+from lapkernels.curvature.recording.aliasing import version_of
+from lapkernels.curvature.recording.fusion import Run, fused
+from lapkernels.curvature.recording.graph import Plan
+from lapkernels.curvature.recording.run import Start, Subject, record, run
+from lapkernels.curvature.recording.settings import settings_of
+from lapkernels.curvature.recording.torch_functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
+from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, repeats
+from lapkernels.curvature.recording.watch import Watch
+
+WantsGraph = bool | Callable[[Plan], bool]
+
+# A pass starts while its caller still holds the one before, so two templates take turns.
+TEMPLATES = 2
+# Kinds of inputs that are remembered for a model.
+KINDS = 8
+
+
+@dataclass(eq=False, slots=True)
+class Template:
+    """The calls of a pass and the plan of its way back.
+
+    ``settings`` are those of the model, if nothing else can change its calls; ``runs`` are the
+    calls as a pass makes them that does not run the model, once there was one.
+    """
+
+    calls: Calls
+    plan: Plan
+    settings: object
+    runs: Sequence[Step | Run] | None = None
+
+
+class Lease:
+    """Held by a pass that uses a template; empties it and gives it back when the pass is gone."""
+
+    def __init__(self, template: Template, home: list[Template]) -> None:
+        self._template, self._home = template, home
+
+    def __del__(self) -> None:
+        for step in self._template.calls.steps:
+            for kept, _ in step.kept:
+                kept.tensor = cast(Tensor, None)
+        if len(self._home) < TEMPLATES:
+            self._home.append(self._template)
+
+
+_free: WeakKeyDictionary[nn.Module, dict[Any, list[Template]]] = WeakKeyDictionary()
+_lock = Lock()
+
+
+def planned(
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    *,
+    graph: WantsGraph = False,
+    is_output: bool = False,
+) -> Plan:
+    """Run the model on a batch, and the plan of the way back: replayed if it can be.
+
+    ``graph`` says whether autograd's graph is kept, or for which plans; a recorded pass keeps it
+    then. ``is_output`` says that ``select`` takes what the model returns as it is. torch's random
+    numbers are left as they were; calls that are replayed draw none.
+    """
+    args, kwargs = inputs
+    home = None
+    if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+        home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
+        plan = _replayed(home, subject, inputs, select, graph, is_output)
+        if plan is not None:
+            return plan
+    with random_state_kept(subject.model, inputs):
+        plan = Plan.of(record(subject, inputs, select, graph=bool(graph)))
+    trace = plan.trace
+    calls, trace.calls = trace.calls, None
+    if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
+        empty = changed(trace, prediction=None, graph=None, leaves={})
+        template = Template(calls, changed(plan, trace=empty), _settings(subject))
+        trace.lease = Lease(template, home)
+    return plan
+
+
+def _settings(subject: Subject) -> object:
+    """What a model's calls depend on, None if it may be more; unlike lists these never change."""
+    if len(set(map(id, subject.contents.buffers))) < len(subject.contents.buffers):
+        return None
+    found = _present_settings(subject)
+    try:
+        hash(found)
+    except TypeError:
+        return None
+    return found
+
+
+def _present_settings(subject: Subject) -> tuple[Any, ...] | None:
+    settings = settings_of(module for _, module in subject.contents.modules)
+    if settings is None:
+        return None
+    return (*settings, *[name for _, _, keys in subject.contents.places for _, name in keys])
+
+
+def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
+    """The free templates for tensors of these kinds."""
+    parameters = subject.parameters
+    tensors = (*inputs, *parameters.values(), *subject.contents.buffers)
+    chosen = tuple([name in subject.chosen for name in parameters])
+    key = (names, *parameters, chosen, *[(t.shape, t.dtype, t.device, t.stride()) for t in tensors])
+    with _lock:
+        kinds = _free.setdefault(subject.model, {})
+        if key not in kinds:
+            while len(kinds) >= KINDS:
+                del kinds[next(iter(kinds))]
+            kinds[key] = []
+        return kinds[key]
+
+
+def _replayed(
+    home: list[Template],
+    subject: Subject,
+    inputs: tuple[tuple[Any, ...], dict[str, Any]],
+    select: Callable[[Any], Any],
+    graph: WantsGraph,
+    is_output: bool,
+) -> Plan | None:
+    """The plan of a pass by a free template, None if the pass goes another way."""
+    try:
+        template = home.pop()
+    except IndexError:  # none is free; asked first, another thread might take the last
+        return None
+    lease = Lease(template, home)
+    graph = graph if isinstance(graph, bool) else graph(template.plan)
+    start = Start.of(subject, inputs, graph)
+    given = start.given(subject)
+    settings = template.settings if is_output else None
+    output: Tensor | None
+    if settings is not None and settings == _present_settings(subject):
+        output = _repeated(template, given, graph)
+    else:
+        output = _watched(template.calls, given, subject, start, select, graph)
+    if output is None:
+        return None
+    trace = changed(
+        template.plan.trace,
+        prediction=output.detach(),
+        graph=output if graph else None,
+        leaves={name: start.leaves[name] for name in subject.chosen},
+        lease=lease,
+    )
+    return changed(template.plan, trace=trace)
+
+
+def _repeated(template: Template, given: list[Tensor], graph: bool) -> Tensor | None:
+    """The output of the calls on other tensors, None if some are of a kind of their own."""
+    if any([type(tensor) is not Tensor for tensor in given]):
+        return None
+    calls, runs = template.calls, template.runs
+    with torch.set_grad_enabled(graph):
+        for one in calls.steps if graph or runs is None else runs:
+            made = one.results(given) if isinstance(one, Run) else None
+            if made is not None:
+                given += made
+            for step in one.steps if isinstance(one, Run) else (one,):
+                if made is None and step.returned is None:
+                    given += _results(step, given)
+                _keep(step, given, graph)
+    if runs is None and not graph:
+        template.runs = fused(calls, given)
+    return given[calls.output]
+
+
+def _results(step: Step, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
+    """What a call makes of other tensors."""
+    if step.function.run is not None:
+        return step.function.run(*[filled(one, tensors) for one in step.given])
+    args = [filled(one, tensors) for one in step.args]
+    values = [filled(one, tensors) for one in step.values]
+    return (step.func(*args, **dict(zip(step.names, values, strict=True))),)
+
+
+def _watched(
+    calls: Calls,
+    given: list[Tensor],
+    subject: Subject,
+    start: Start,
+    select: Callable[[Any], Any],
+    graph: bool,
+) -> Tensor | None:
+    """The output of the model, None if it made other calls."""
+    watch = Replay(calls, given, graph)
+    try:
+        output = run(subject, start, select, watch)
+    except Different:
+        return None
+    except Exception:
+        # Such as a hook on a tensor that has no graph here; others come again.
+        if graph:
+            raise
+        return None
+    return output if watch.is_complete(output) else None
+
+
+def _keep(step: Step, tensors: Sequence[Tensor], detach: bool) -> None:
+    """Put the tensors of a call where its rule keeps them."""
+    for kept, index in step.kept:
+        kept.tensor = tensors[index].detach() if detach else tensors[index]
+
+
+class Different(RuntimeError):
+    """A pass did not make the calls of the template."""
+
+
+class Replay(Watch):
+    """Runs functions and compares them with the calls of a template, which gets their tensors.
+
+    ``given`` are the tensors that a pass may start from, in the order of their numbers. Without
+    ``graph`` autograd sees nothing of the pass, which is faster.
+    """
+
+    error = Different
+
+    def __init__(self, calls: Calls, given: Sequence[Tensor], graph: bool) -> None:
+        super().__init__()
+        self._detach = any(tensor.requires_grad for tensor in given)
+        self._questions = QUESTIONS if graph else QUESTIONS_WITHOUT_GRAPH
+        self._steps = iter(calls.steps)
+        self._order, self._output = calls.numbers, calls.output
+        # Held, so that an identity means one tensor only.
+        self._tensors = list(given)
+        self._numbers = dict(zip(map(id, given), calls.numbers, strict=False))
+        self._versions = [version_of(tensor) for tensor in given]
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in self._questions:
+            return func(*args, **kwargs)
+        step, numbers, tensors = next(self._steps, None), self._numbers, self._tensors
+        if (
+            step is None
+            or func is not step.func
+            or torch.is_grad_enabled() is not step.grad
+            or not repeats(args, step.args, numbers)
+            or tuple(kwargs) != step.names
+            or not repeats(tuple(kwargs.values()), step.values, numbers)
+        ):
+            self.fail()
+        run = step.function.run
+        if run is None:
+            outputs = (func(*args, **kwargs),)
+        else:
+            outputs = run(*[filled(one, tensors) for one in step.given])
+        if step.returned is not None:
+            if outputs[0] is not tensors[step.returned]:
+                self.fail()
+            return outputs[0]
+        for out, (shape, dtype) in zip(outputs, step.kinds, strict=True):
+            key = id(out)
+            if (
+                type(out) is not Tensor
+                or out.shape != shape
+                or out.dtype != dtype
+                or key in numbers
+            ):
+                self.fail()
+            numbers[key] = self._order[len(tensors)]
+            tensors.append(out)
+            self._versions.append(version_of(out))
+        _keep(step, tensors, self._detach)
+        return outputs[0]
+
+    def is_complete(self, output: Tensor) -> bool:
+        """Whether all calls were made, with this output.
+
+        No tensor was written to since it was first seen, and none has a hook on its gradient.
+        """
+        return (
+            next(self._steps, None) is None
+            and self._numbers.get(id(output)) is self._order[self._output]
+            and self._versions == list(map(version_of, self._tensors))
+            and not any(tensor._backward_hooks for tensor in self._tensors)
+        )

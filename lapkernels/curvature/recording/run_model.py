@@ -1,0 +1,248 @@
+"""Running a user's model with other tensors in the place of its own, and leaving it as it was.
+
+What runs is a copy of the model's modules that shares all their tensors, so that whatever a
+``forward`` stores on ``self`` stays in the copy. Code may reach the modules themselves in another
+way, by a bound method or a closure: these show the other tensors too, to the running thread alone.
+So threads may run one model at the same time, and each sees its own tensors.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from threading import Lock, get_ident
+from traceback import walk_tb
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from lapkernels.curvature.data.batches import check_names, mapped
+from lapkernels.curvature.data.contents import Contents
+from lapkernels.curvature.errors import Refused
+
+
+class Runner:
+    """Runs one model, with values by the first names of its parameters or by names of buffers."""
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._copies: dict[int, nn.Module] = {}
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """Names of modules by identity, of copies too."""
+        paths = self._contents.paths
+        return paths | {id(copy): paths[key] for key, copy in self._copied().items()}
+
+    def __call__(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]
+    ) -> Any:
+        """What the model returns."""
+        copies = self._copied()
+        tables: list[tuple[nn.Module, str, dict[str, Any]]] = []
+        for module, name, keys in self._contents.places:
+            own = {key: values[full] for key, full in keys if full in values}
+            if own:
+                tables.append((module, name, own))
+            copy = copies[id(module)]
+            if copy is not module:
+                vars(copy)[name] = {**vars(module)[name], **own}
+        model = copies[id(self._contents.model)]
+        with _shown(tables):
+            try:
+                return model(*args, **kwargs)
+            except TypeError:
+                check_names(model, args, kwargs)
+                raise
+            except (AssertionError, NotImplementedError) as error:
+                self._check_traced(error)
+                raise
+
+    def _check_traced(self, error: Exception) -> None:
+        """Refuse torch.cond and its like where that is why the model does not run."""
+        paths, where, traced = self.paths, "", False
+        for frame, _ in walk_tb(error.__traceback__):
+            where = paths.get(id(frame.f_locals.get("self")), where)
+            traced |= Path(frame.f_code.co_filename).parent.name == "_higher_order_ops"
+        if traced:
+            raise Refused(
+                f"{where or 'the model'} runs in torch.cond or its like, whose branches cannot be "
+                f"followed ({str(error).partition('.')[0]}): write an if or a loop of Python"
+            ) from error
+
+    def _copied(self) -> dict[int, nn.Module]:
+        """The copy of each module by its identity."""
+        if not self._copies:
+            for _, module in self._contents.modules:
+                if id(module) not in self._copies:
+                    self._copies[id(module)] = _shallow(module)
+            for _, module in self._contents.modules:
+                copy = self._copies[id(module)]
+                if copy is not module:
+                    children = module._modules.items()
+                    vars(copy)["_modules"] = {
+                        key: None if child is None else self._copies[id(child)]
+                        for key, child in children
+                    }
+        return self._copies
+
+
+def call_model(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    values: Mapping[str, Tensor] | None = None,
+) -> Any:
+    """What a model returns for copies of its inputs, with ``values`` in place of its own tensors.
+
+    These are parameters and buffers by name; one name stands for all that a tied parameter has.
+    """
+    contents, values = Contents.of(model), values or {}
+    own = {contents.firsts.get(id(contents.aliases.get(k)), k): v for k, v in values.items()}
+    return Runner(contents)(copied(args), copied(dict(kwargs)), own)
+
+
+def copied(inputs: Any) -> Any:
+    """Inputs that a model may write to."""
+    return mapped(lambda x: x.detach().clone(), inputs)
+
+
+def _shallow(module: nn.Module) -> nn.Module:
+    """A module with the same attributes and tables of its own; scripted ones hold nothing here."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return module
+    copy = object.__new__(type(module))
+    vars(copy).update(vars(module))
+    for name in ("_parameters", "_buffers"):
+        vars(copy)[name] = dict(vars(module)[name])
+    return copy
+
+
+class _Table(dict[str, Any]):
+    """A module's table of tensors, in which threads see entries of their own."""
+
+    def __init__(self, plain: dict[str, Any]) -> None:
+        super().__init__(plain)
+        self.plain = plain
+        self.own: dict[int, dict[str, Any]] = {}
+
+    def _seen(self) -> dict[str, Any]:
+        own = self.own.get(get_ident())
+        return self.plain if own is None else {**self.plain, **own}
+
+    def __getitem__(self, key: str) -> Any:
+        return self._seen()[key]
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self._seen().get(key, default)
+
+    def items(self) -> Any:
+        return self._seen().items()
+
+    def values(self) -> Any:
+        return self._seen().values()
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        self.plain[key] = value
+
+    def __delitem__(self, key: str) -> None:
+        super().__delitem__(key)
+        del self.plain[key]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self.plain),)
+
+
+_tables = Lock()
+
+
+@contextmanager
+def _shown(tables: list[tuple[nn.Module, str, dict[str, Any]]]) -> Iterator[None]:
+    """Modules show other entries of their tables to this thread."""
+    me = get_ident()
+    changed: list[tuple[nn.Module, str, _Table, dict[str, Any] | None]] = []
+    try:
+        with _tables:
+            for module, name, own in tables:
+                table = vars(module)[name]
+                if type(table) is not _Table:
+                    table = _Table(table)
+                changed.append((module, name, table, table.own.get(me)))
+                table.own[me] = own
+                vars(module)[name] = table
+        yield
+    finally:
+        with _tables:
+            for module, name, table, before in reversed(changed):
+                if before is None:
+                    table.own.pop(me, None)
+                else:
+                    table.own[me] = before
+                if not table.own:
+                    vars(module)[name] = table.plain
+
+
+class _Setting:
+    """A setting of the whole process that holds while a thread needs it, and is given back then."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
+        self._make = make
+        self._lock, self._users = Lock(), 0
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._stack.enter_context(self._make())
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._stack.close()
+
+
+@contextmanager
+def _without_fused_layers() -> Iterator[None]:
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+@contextmanager
+def _without_fused_cells() -> Iterator[None]:
+    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
+        yield
+
+
+_fused_layers_off = _Setting(_without_fused_layers)
+_fused_cells_off = _Setting(_without_fused_cells)
+_compiler_off = _Setting(lambda: torch.compiler.set_stance("force_eager"))
+# Fused attention is differentiated only once, and not forward.
+plain_attention = _Setting(lambda: sdpa_kernel(SDPBackend.MATH))
+
+
+@contextmanager
+def plain_ops(contents: Contents, *, fused_layers: bool = True) -> Iterator[None]:
+    """The model runs op by op: nothing compiled, and no recurrent layer as one fused op.
+
+    These hide several results behind each other. ``fused_layers`` allows those of transformers.
+    """
+    with ExitStack() as stack:
+        # Loading dynamo takes seconds; where it is not, nothing is compiled.
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(_compiler_off)
+        if contents.recurrent:
+            stack.enter_context(_fused_cells_off)
+        if not fused_layers:
+            stack.enter_context(_fused_layers_off)
+        yield

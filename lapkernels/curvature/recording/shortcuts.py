@@ -1,0 +1,170 @@
+"""Recording the functions that a model calls where these are known to be one op of torch.
+
+Watching every op below autograd costs far more than a small op itself. A function in ``FUNCTIONS``
+is run as it is and its op noted at once; every other one runs watched by the recorder, so that both
+make one and the same record. What torch runs without a call of Python's, such as a compiled
+function, is not seen here. It leaves its trace, a tensor that no function has made or a write that
+no function did: ``Unseen`` is raised, and the whole pass is to be watched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lapkernels.curvature.recording.aliasing import version_of
+from lapkernels.curvature.recording.operators import tensors_of
+from lapkernels.curvature.recording.recorder import Recorder
+from lapkernels.curvature.recording.torch_functions import FUNCTIONS, QUESTIONS, Function
+from lapkernels.curvature.recording.trace import Calls, Number, Step, Value, numbered
+from lapkernels.curvature.recording.watch import Watch
+
+
+class Unseen(RuntimeError):
+    """Something was computed that no function of torch was called for."""
+
+
+class Shortcuts(Watch):
+    """Sees every function of torch.
+
+    ``given`` are the tensors that a pass starts from, the first of them known to the recorder; the
+    others are constants that a model may read.
+    """
+
+    error = Unseen
+
+    def __init__(self, recorder: Recorder, given: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._recorder = recorder
+        recorder.partial = True
+        self._constants = {id(tensor) for tensor in given[len(recorder.values) :]}
+        self._order = [Number(index) for index in range(len(given))]
+        self._numbers = dict(zip(map(id, given), self._order, strict=True))
+        self._steps: list[Step] | None = []
+        self._versions: dict[int, int] = {}
+        self._note_versions(0)
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        function = FUNCTIONS.get(func)
+        if function is not None:
+            try:
+                given = function.arguments(*args, **kwargs)
+            except TypeError:
+                given = None
+            if given is not None:
+                tensors = tensors_of(given)
+                for tensor in tensors:
+                    self.check(tensor)
+                values = self._recorder.operands(tensors)
+                if _is_plain(function.name, tensors, values):
+                    return self._run(function, func, args, kwargs, given, tensors, values)
+        elif func in QUESTIONS:
+            return func(*args, **kwargs)
+        return self._watch(func, args, kwargs)
+
+    def _run(
+        self,
+        function: Function,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        given: tuple[Any, ...],
+        tensors: list[Tensor],
+        values: list[Value],
+    ) -> Tensor:
+        recorder = self._recorder
+        kept = recorder.memory.kept_count
+        grad = torch.is_grad_enabled()
+        if function.run is None:
+            outputs = (func(*args, **kwargs),)
+        else:
+            outputs = tuple(function.run(*given))
+        out = outputs[0]
+        returned = next((k for k, tensor in enumerate(tensors) if out is tensor), None)
+        numbers = self._numbers
+        if self._steps is not None:
+            names, rest = tuple(kwargs), numbered(tuple(kwargs.values()), numbers)
+            own = tuple([numbered(one, numbers) for one in given])
+            call = (func, function, numbered(args, numbers), names, rest, own, grad)
+            kinds = [(one.shape, one.dtype) for one in outputs]
+            place = None if returned is None else numbers[id(out)].index
+            self._steps.append(Step(*call, kinds, [], place))
+        if returned is None:
+            recorder.record(function.name, function.op, given, {}, tensors, values, outputs)
+            for one in outputs:
+                self._versions[id(one)] = version_of(one)
+                numbers[id(one)] = Number(len(self._order))
+                self._order.append(numbers[id(one)])
+            self._note_kept(kept)
+        return out
+
+    def _note_kept(self, first: int) -> None:
+        """Note which tensors the rule of the last call keeps, and where."""
+        if self._steps is None:
+            return
+        for kept, tensor in self._recorder.memory.kept_since(first):
+            number = self._numbers.get(id(tensor))
+            if number is None:
+                self._steps = None
+                return
+            self._steps[-1].kept.append((kept, number.index))
+
+    def calls(self, output: Tensor) -> Calls | None:
+        """All calls of a pass with this output, if they can be repeated."""
+        if self._steps is None:
+            return None
+        return Calls(self._steps, self._order, self._numbers[id(output)].index)
+
+    def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        recorder = self._recorder
+        self._steps = None
+        for tensor in (*tensors_of(args), *tensors_of(kwargs.values())):
+            self.check(tensor)
+        known = len(recorder.values)
+        with recorder:
+            out = func(*args, **kwargs)
+        if recorder.has_met_unknown:
+            # What autograd kept of ops inside a function, such as a transposed weight.
+            self.fail()
+        self._note_versions(0 if recorder.has_written else known)
+        recorder.has_written = False
+        return out
+
+    def _note_versions(self, first: int) -> None:
+        """Note the state of all tensors but the ``first`` that became known."""
+        for key, (_, tensor) in islice(self._recorder.values.items(), first, None):
+            self._versions[key] = version_of(tensor)
+
+    def check(self, tensor: Tensor) -> None:
+        """Raise ``Unseen`` unless a tensor, as it is, was made by functions that were seen."""
+        key = id(tensor)
+        version = self._versions.get(key)
+        if version is None and key in self._constants:
+            self._versions[key] = version_of(tensor)
+        elif version != version_of(tensor):
+            self.fail()
+
+
+def _is_plain(name: str, tensors: list[Tensor], values: list[Value]) -> bool:
+    """Whether torch runs this op on these tensors and nothing else before or after it."""
+    for tensor in tensors:
+        if type(tensor) is not Tensor:
+            return False
+    if torch.is_autocast_enabled(tensors[0].device.type):
+        return False
+    if name in ("aten::linear", "aten::convolution"):
+        # Only data times a weight; whatever else may stand here is for the ops inside.
+        data, *weights = values
+        return data.samples is not None and all(value.samples is None for value in weights)
+    return True

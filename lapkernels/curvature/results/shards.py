@@ -1,0 +1,192 @@
+"""Which data a process reads, and sums over the data of all processes.
+
+All processes are given the same data in the same order, and each takes every world-size-th batch;
+of a single batch each takes some samples. A process that has data of its own says so by
+:class:`Shard`. Both are checked: what was read as the same data has to be the same, and no two
+shards may be.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import nn
+from torch.utils.data import DistributedSampler
+
+from lapkernels.curvature.data.batches import Batch, batches_of, is_batch, tensors_in
+from lapkernels.curvature.data.contents import plain
+from lapkernels.curvature.data.processes import Processes, processes
+from lapkernels.curvature.errors import NoBatch
+from lapkernels.curvature.results.summary import fingerprint
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Data that are this process's own part of the whole: a batch or an iterable of batches.
+
+    .. code-block:: python
+
+        mine = torch.utils.data.Subset(dataset, range(rank, len(dataset), world_size))
+        la.fit(lk.Shard(DataLoader(mine, batch_size=64)))
+
+    Shards may be uneven, and some of them empty. Without other processes it is all the data.
+    """
+
+    batches: Any
+
+    def __post_init__(self) -> None:
+        sampler = getattr(self.batches, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            more = sampler.total_size - len(sampler.dataset)  # pyright: ignore[reportArgumentType]
+            if more:
+                what = f"repeats {more} samples" if more > 0 else f"leaves out {-more} samples"
+                raise ValueError(
+                    f"Shard: the DistributedSampler {what} to make all shards even, which changes "
+                    "the sum; use Subset(dataset, range(rank, len(dataset), world_size))"
+                )
+
+
+class Part:
+    """The batches that this process reads out of ``data``, from the number ``start`` on.
+
+    Batches are numbered over all processes.
+    """
+
+    def __init__(self, data: Any, together: Processes, start: int = 0) -> None:
+        self.together, self.start = together, start
+        self.shard = isinstance(data, Shard)
+        self.data = data.batches if isinstance(data, Shard) else data
+        self._digest = hashlib.sha256()
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for _, batch, own in self.numbered():
+            if own:
+                yield batch.inputs, batch.target
+
+    def numbered(self) -> Iterator[tuple[int, Batch, bool]]:
+        """All batches that are read, with their numbers, and whether they are this process's."""
+        self._digest = hashlib.sha256()
+        rank, size = self.together.rank, self.together.size
+        try:
+            for k, batch in enumerate(self._batches()):
+                if size > 1:
+                    self._look(batch)
+                if self.shard:
+                    yield k * size + rank, batch, k * size + rank >= self.start
+                else:
+                    yield k, batch, k >= self.start and (k - self.start) % size == rank
+        except NoBatch:
+            # There may be some elsewhere.
+            if size == 1:
+                raise
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches as given, or one batch in parts of two samples at least."""
+        size = self.together.size
+        if self.shard or size == 1 or not is_batch(self.data):
+            yield from batches_of(self.data)
+            return
+        (batch,) = batches_of(self.data)
+        parts = max(1, min(size, batch.count // 2))
+        for n in range(parts):
+            first, last = batch.count * n // parts, batch.count * (n + 1) // parts
+            yield batch.part(first, last - first)
+
+    def _look(self, batch: Batch) -> None:
+        tensors = tensors_in((batch.args, batch.kwargs, batch.target))
+        name = fingerprint({str(k): tensor for k, tensor in enumerate(tensors)})
+        self._digest.update(name.encode())
+
+    def note(self) -> tuple[bool, str]:
+        """For the other processes: whether it is a shard, and a name for all that was read."""
+        return self.shard, self._digest.hexdigest()
+
+    def sum(self, what: str, make: Callable[[], R]) -> R:
+        """What all processes make of their parts, merged."""
+
+        def local() -> R | None:
+            try:
+                return make()
+            except NoBatch:
+                if self.together.size == 1:
+                    raise
+                return None
+
+        found = self.together.everywhere(what, local, self.note, check_parts)
+        if found is None:
+            raise NoBatch("data holds no batch on any process")
+        return found
+
+
+def check_parts(notes: dict[int, tuple[bool, str]]) -> str | None:
+    """What is wrong with the data of all ranks together."""
+    first = notes[0]
+    nothing = hashlib.sha256().hexdigest()
+    seen: dict[str, int] = {}
+    for rank, (shard, digest) in sorted(notes.items()):
+        if shard != first[0]:
+            return f"ranks 0 and {rank}: Shard(data) is needed on all processes or on none"
+        if not shard and digest != first[1]:
+            return (
+                f"ranks 0 and {rank} were given different data: give all processes the same data "
+                "in the same order (no shuffling, or by one seed), or lk.Shard(data) if each has a "
+                "part of its own"
+            )
+        if shard and digest != nothing and digest in seen:
+            return (
+                f"ranks {seen[digest]} and {rank} were given the same shard, which would count "
+                "twice: leave lk.Shard away, and the processes share out the data"
+            )
+        seen[digest] = rank
+    return None
+
+
+def summed(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function of model and data, whose results add up, one over all processes.
+
+    Only the first process shows progress and explains. Each has random numbers of its own.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def over_processes(*args: P.args, **kwargs: P.kwargs) -> R:
+        together = processes()
+        if together.size == 1:
+            given = {name: _alone(value) for name, value in kwargs.items()}
+            return function(*map(_alone, args), **given)  # pyright: ignore[reportCallIssue]
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        given["model"] = plain(cast(nn.Module, given["model"]))
+        given["data"] = part = Part(given["data"], together)
+        if together.rank:
+            given.update({key: False for key in ("progress", "explain") if key in given})
+        if given.get("method") == "mc":
+            given["generator"] = own_generator(given["generator"], given["model"], together.rank)
+        return part.sum(function.__name__, lambda: function(*bound.args, **bound.kwargs))
+
+    return over_processes
+
+
+def _alone(value: Any) -> Any:
+    """An argument as it is for a process that works alone."""
+    if isinstance(value, nn.Module):
+        return plain(value)
+    return value.batches if isinstance(value, Shard) else value
+
+
+def own_generator(given: torch.Generator | None, model: nn.Module, rank: int) -> torch.Generator:
+    """A generator of this rank's own, for one call."""
+    device = torch.device("cpu") if given is None else given.device
+    drawn = int(torch.randint(1 << 40, (), generator=given, device=device))
+    where = next(model.parameters()).device if given is None else device
+    return torch.Generator(where).manual_seed(drawn * 4093 + rank)
