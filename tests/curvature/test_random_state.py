@@ -74,5 +74,5 @@ def test_nothing_else_in_the_package_gives_back_the_cpus_numbers_alone() -> None
     }
     forks = {name for name, text in sources.items() if "fork_rng" in text}
     # The second starts both of its passes from states that it read itself.
-    assert forks == {"curvature/random_state.py", "variational/difference.py"}
+    assert forks == {"curvature/data/random_state.py", "variational/difference.py"}
     assert [name for name, text in sources.items() if "torch.manual_seed(" in text] == []

@@ -27,7 +27,7 @@ from lapkernels.curvature.backward.columns import Collector, pull_columns
 from lapkernels.curvature.data.batches import Batch, Output, mapped, selector
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.recording.aliasing import version_of
+from lapkernels.curvature.recording.aliasing import storage_of, version_of
 from lapkernels.curvature.recording.graph import Plan, Share
 from lapkernels.curvature.recording.run import Subject, record
 from lapkernels.curvature.recording.run_model import copied, plain_ops
@@ -162,11 +162,16 @@ class _Check:
         found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if f.requires_grad:
             found = torch.autograd.grad(f, leaves, self._cotangent(f), allow_unused=True)
-        pairs = zip(subject.chosen, leaves, found, strict=True)
-        return f.detach(), {
-            name: torch.zeros_like(leaf) if grad is None else grad.to_dense()
-            for name, leaf, grad in pairs
-        }
+        gradients: dict[str, Tensor] = {}
+        seen: set[int] = set()
+        for name, leaf, grad in zip(subject.chosen, leaves, found, strict=True):
+            own = torch.zeros_like(leaf) if grad is None else grad.to_dense()
+            # Autograd may hand out one tensor for two parameters, or a number many times.
+            if not own.is_contiguous() or storage_of(own) in seen:
+                own = own.clone(memory_format=torch.contiguous_format)
+            seen.add(storage_of(own))
+            gradients[name] = own
+        return f.detach(), gradients
 
     def _recorded(self) -> Plan:
         """A pass of torch's own functions: of some samples alone if it is the same program."""
