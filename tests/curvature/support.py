@@ -16,7 +16,7 @@ import torch
 
 import lapkernels as lk
 from tests.curvature import support_page
-from tests.curvature.quantities import Turn, Variant, variants
+from tests.curvature.methods import Turn, Variant, variants
 from tests.curvature.support_page import COLUMNS, FLOAT64, NOISES, PATH, REASONS, Exceptions
 from tests.curvature.truth import Case, Truth
 from tests.curvature.zoo import GROUPS, NO_SECOND_DERIVATIVE, ZOO

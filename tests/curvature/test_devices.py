@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.curvature import check
-from tests.curvature.quantities import Turn, Variant, variants
+from tests.curvature.methods import Turn, Variant, variants
 from tests.curvature.truth import Truth
 
 # Convolutions, norms, embeddings, attention and pooling.

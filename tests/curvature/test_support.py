@@ -9,7 +9,7 @@ import torch
 
 import lapkernels as lk
 from tests.curvature import support, support_page
-from tests.curvature.quantities import Turn, variants
+from tests.curvature.methods import Turn, variants
 from tests.curvature.support_page import COLUMNS, FLOAT64, NOISES, REASONS
 from tests.curvature.truth import Truth
 from tests.curvature.zoo import GROUPS, ZOO

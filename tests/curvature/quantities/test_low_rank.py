@@ -14,7 +14,7 @@ from torch import nn
 import lapkernels as lk
 from lapkernels.curvature.quantities.low_rank import largest_eigenvalues
 from tests.curvature import oracle
-from tests.curvature.test_gauss_newton import close, made
+from tests.curvature.quantities.test_gauss_newton import close, made
 from tests.curvature.zoo import ZOO
 
 SHORT = (
