@@ -68,7 +68,7 @@ def sources(pattern: str) -> list[str]:
 
 def cpp_sources() -> list[str]:
     """The CPU kernels, and the registration of kernels for all devices."""
-    return sources("csrc/ops/*.cpp") + sources("csrc/cpu/*.cpp")
+    return sources("csrc/ops/*.cpp") + sources("csrc/cpu/isa/*.cpp")
 
 
 def requested(variable: str) -> bool:

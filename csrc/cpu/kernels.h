@@ -1,6 +1,6 @@
 // The torch-free face of the CPU kernels.
 //
-// Every kernel is compiled once for each instruction set (isa_*.cpp) into a table of functions;
+// Every kernel is compiled once for each instruction set (isa/*.cpp) into a table of functions;
 // `kernels<T>()` gives the table of the best set this machine has. Work that fills `lanes` lanes of
 // a vector is better served by shorter ones if half of the longest would stay empty, but not a
 // quarter of the next.

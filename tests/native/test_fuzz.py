@@ -36,7 +36,7 @@ def test_no_wrong_number_and_no_report(
     # What the first sanitizer sees too; checks of every address double the compiler's time.
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     checks += ["-fno-sanitize=null,alignment,object-size,pointer-overflow"]
-    kernels = ROOT / f"csrc/cpu/isa_{level}.cpp"
+    kernels = ROOT / f"csrc/cpu/isa/{level}.cpp"
     program = compile_fuzz(kernels, checks, [f"-DFUZZ_LEVEL={level}"], tmp_path)
     result = subprocess.run(
         [program, "0", str(rounds), str(threads)], capture_output=True, text=True

@@ -1,0 +1,84 @@
+// All kernels for one instruction set, each of whose files is included here alone, inside a
+// namespace. The .cpp files beside this one define LAPKERNELS_ISA (a namespace) and the vector's
+// bytes and registers, turn the instruction set on, and include this file once.
+
+namespace lapkernels::LAPKERNELS_ISA {
+
+// In the order of use: later files build on earlier ones.
+#include "simd.h"
+#include "../pack/padded.h"
+#include "../tile/tiles.h"
+#include "../weight_gradient/block.h"
+#include "../winograd/toom_cook.h"
+#include "../winograd/operand_2d.h"
+#include "../winograd/both_axes.h"
+#include "../winograd/rows.h"
+#include "../winograd/windows_1d.h"
+#include "../winograd/one_axis_positions.h"
+#include "../winograd/one_axis_channels.h"
+#include "../weight_gradient/rows_in_lanes.h"
+#include "../weight_gradient/columns_in_lanes.h"
+#include "../weight_gradient/strategies.h"
+#include "../ops/jacobian_squared_sum.h"
+#include "../ops/jacobian_squared_dot.h"
+#include "../ops/jacobian_gram.h"
+#include "../ops/squared_conv_weight.h"
+#include "../ops/conv_weight.h"
+#include "../convolution/activation.h"
+#include "../ops/squared_derivative.h"
+#include "../convolution/epilogue.h"
+#include "../convolution/positions_in_lanes.h"
+#include "../convolution/channels_in_lanes.h"
+#include "../convolution/convolve.h"
+#include "../ops/squared_conv_input.h"
+#include "../ops/conv_input.h"
+#include "../convolution/linear_rows.h"
+#include "../ops/layer_chain.h"
+#include "../ops/max_pool.h"
+#include "../ops/scaled_product.h"
+#include "../ops/tanh.h"
+#include "../ops/run_layers.h"
+#include "../windows/window_lanes.h"
+#include "../ops/window_pull.h"
+#include "../ops/window_squared_sum.h"
+#include "../sparse/sparse_columns.h"
+#include "../ops/sparse_squared_sum.h"
+#include "../ops/sparse_conv_input.h"
+#include "../second_moments/second_moment.h"
+#include "../ops/kronecker_output.h"
+#include "../second_moments/lag_moment.h"
+#include "../ops/kronecker_input.h"
+#include "../ops/parameter_lists.h"
+
+template <class T>
+const Kernels<T> table = {
+    LAPKERNELS_ISA_NAME,
+    &jacobian_squared_sum<T>,
+    &jacobian_squared_dot<T>,
+    &jacobian_gram<T>,
+    &squared_conv_weight<T>,
+    &squared_conv_input<T>,
+    &kronecker_input<T>,
+    &kronecker_output<T>,
+    &squared_derivative<T>,
+    &gaussian_kl<T>,
+    &squared_gradient_sum<T>,
+    &precision_update<T>,
+    &sample_from_precision<T>,
+    &window_squared_sum<T>,
+    &window_pull<T>,
+    &sparse_squared_sum<T>,
+    &sparse_conv_input<T>,
+    &conv_input<T>,
+    &conv_weight<T>,
+    &layer_chain<T>,
+    &scaled_product<T>,
+    &tanh<T>,
+    &max_pool<T>,
+    &run_layers<T>,
+};
+
+const Kernels<float>& float_table() { return table<float>; }
+const Kernels<double>& double_table() { return table<double>; }
+
+}  // namespace lapkernels::LAPKERNELS_ISA

@@ -1,0 +1,8 @@
+// The kernels for any machine: 16-byte vectors, which x86-64 and ARM both have.
+#include "headers.h"
+
+#define LAPKERNELS_ISA baseline
+#define LAPKERNELS_ISA_NAME "baseline"
+#define LAPKERNELS_VECTOR_BYTES 16
+#define LAPKERNELS_VECTOR_REGISTERS 16
+#include "all_kernels.h"

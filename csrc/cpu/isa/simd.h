@@ -1,0 +1,205 @@
+// Vectors of the instruction set in force, as compiler vector extensions.
+
+constexpr int kVectorBytes = LAPKERNELS_VECTOR_BYTES;
+// Accumulators a tile may hold: vector registers less those for operands.
+constexpr bool kManyRegisters = LAPKERNELS_VECTOR_REGISTERS >= 32;
+
+template <class T>
+struct Simd;
+template <>
+struct Simd<float> {
+  static constexpr int width = kVectorBytes / 4;
+  typedef float Vec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
+  typedef float Reg __attribute__((vector_size(kVectorBytes)));
+};
+template <>
+struct Simd<double> {
+  static constexpr int width = kVectorBytes / 8;
+  typedef double Vec __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
+  typedef double Reg __attribute__((vector_size(kVectorBytes)));
+};
+template <class T>
+using Reg = typename Simd<T>::Reg;
+template <class T>
+constexpr int kWidth = Simd<T>::width;
+
+template <class T>
+inline Reg<T> load(const T* p) {
+  return *reinterpret_cast<const typename Simd<T>::Vec*>(p);
+}
+// For a value of several uses, which GCC may otherwise read from memory for each of them.
+template <class T>
+inline Reg<T> load_once(const T* p) {
+  Reg<T> value = load(p);
+  asm("" : "+v"(value));
+  return value;
+}
+template <class T>
+inline void store(T* p, Reg<T> v) {
+  *reinterpret_cast<typename Simd<T>::Vec*>(p) = v;
+}
+template <class T>
+inline Reg<T> broadcast(T x) {
+  return x - Reg<T>{};
+}
+
+// Lanes of a vector added down to 16 bytes: [0] + [half], and so on, in one fixed order.
+template <class T>
+struct Quarter;
+template <>
+struct Quarter<float> {
+  typedef float Reg __attribute__((vector_size(16)));
+};
+template <>
+struct Quarter<double> {
+  typedef double Reg __attribute__((vector_size(16)));
+};
+
+// A vector's parts of 16 bytes, and the entries of one.
+constexpr int kParts = kVectorBytes / 16;
+template <class T>
+constexpr int kPart = 16 / sizeof(T);
+
+// The same entries in all parts. GCC has no other way to these instructions than their names.
+template <class T>
+inline Reg<T> repeat(const T* p) {
+  typedef T Part __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));
+  Reg<T> all;
+  if constexpr (kVectorBytes == 64)
+    asm("vbroadcastf32x4 %1, %0" : "=v"(all) : "m"(*reinterpret_cast<const Part*>(p)));
+  else if constexpr (kVectorBytes == 32)
+    asm("vbroadcastf128 %1, %0" : "=x"(all) : "m"(*reinterpret_cast<const Part*>(p)));
+  else
+    all = load(p);
+  return all;
+}
+
+// Entries `first` of each part of two vectors: those of the second follow on those of the first.
+template <class T, int... first>
+inline Reg<T> pick(Reg<T> a, Reg<T> b) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    constexpr int n = kPart<T>, from[] = {first...};
+    return __builtin_shufflevector(a, b,
+                                   (i / n * n + from[i % n] % n + from[i % n] / n * kWidth<T>)...);
+  }(std::make_integer_sequence<int, kWidth<T>>{});
+}
+
+// Sums of each part of kPart vectors: entry i of a part is the sum of that part of vector i.
+template <class T>
+inline Reg<T> sum_parts(const Reg<T>* v) {
+  if constexpr (kPart<T> == 2)
+    return pick<T, 0, 2>(v[0], v[1]) + pick<T, 1, 3>(v[0], v[1]);
+  else {
+    const Reg<T> a = pick<T, 0, 4, 1, 5>(v[0], v[1]) + pick<T, 2, 6, 3, 7>(v[0], v[1]);
+    const Reg<T> b = pick<T, 0, 4, 1, 5>(v[2], v[3]) + pick<T, 2, 6, 3, 7>(v[2], v[3]);
+    return pick<T, 0, 1, 4, 5>(a, b) + pick<T, 2, 3, 6, 7>(a, b);
+  }
+}
+
+// Two vectors as one of twice the length.
+template <class V>
+inline auto join(V a, V b) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(a, b, i...);
+  }(std::make_integer_sequence<int, 2 * sizeof(V) / sizeof(a[0])>{});
+}
+
+// The lower half of a vector and the upper one, to places of their own.
+template <class T>
+inline void store_halves(T* low, T* high, Reg<T> v) {
+  [&]<int... i>(std::integer_sequence<int, i...>) {
+    constexpr int half = kWidth<T> / 2;
+    const auto a = __builtin_shufflevector(v, v, i...);
+    const auto b = __builtin_shufflevector(v, v, (half + i)...);
+    __builtin_memcpy(low, &a, sizeof(a));
+    __builtin_memcpy(high, &b, sizeof(b));
+  }(std::make_integer_sequence<int, kWidth<T> / 2>{});
+}
+
+// out[i] = entry i of each of kWidth rows that lie `pitch` apart, for the first kPart entries.
+template <class T>
+inline void turn_rows(const T* rows, int64_t pitch, Reg<T>* out) {
+  constexpr int n = kPart<T>;
+  auto part = [&](int row) {
+    typename Quarter<T>::Reg entries;
+    __builtin_memcpy(&entries, rows + row * pitch, sizeof(entries));
+    return entries;
+  };
+  Reg<T> v[n];  // part i of vector j is row n * i + j
+  for (int j = 0; j < n; ++j) {
+    if constexpr (kParts == 1) v[j] = part(j);
+    if constexpr (kParts == 2) v[j] = join(part(j), part(n + j));
+    if constexpr (kParts == 4)
+      v[j] = join(join(part(j), part(n + j)), join(part(2 * n + j), part(3 * n + j)));
+  }
+  if constexpr (n == 2) {
+    out[0] = pick<T, 0, 2>(v[0], v[1]);
+    out[1] = pick<T, 1, 3>(v[0], v[1]);
+  } else {
+    const Reg<T> a = pick<T, 0, 4, 1, 5>(v[0], v[1]), b = pick<T, 0, 4, 1, 5>(v[2], v[3]);
+    const Reg<T> c = pick<T, 2, 6, 3, 7>(v[0], v[1]), d = pick<T, 2, 6, 3, 7>(v[2], v[3]);
+    out[0] = pick<T, 0, 1, 4, 5>(a, b);
+    out[1] = pick<T, 2, 3, 6, 7>(a, b);
+    out[2] = pick<T, 0, 1, 4, 5>(c, d);
+    out[3] = pick<T, 2, 3, 6, 7>(c, d);
+  }
+}
+
+template <class T>
+inline typename Quarter<T>::Reg fold(Reg<T> v) {
+  typename Quarter<T>::Reg parts[kVectorBytes / 16];
+  __builtin_memcpy(parts, &v, sizeof(v));
+  if constexpr (kVectorBytes == 64) return (parts[0] + parts[2]) + (parts[1] + parts[3]);
+  if constexpr (kVectorBytes == 32) return parts[0] + parts[1];
+  return parts[0];
+}
+
+// out[c] = sum of the lanes of v[c], several vectors at a time.
+template <int C, class T>
+inline void sum_each(const Reg<T>* v, T* out) {
+  constexpr int n = kPart<T>;
+  for (int c = 0; c < C; c += n) {
+    Reg<T> some[n] = {};
+    for (int i = 0; i < n && c + i < C; ++i) some[i] = v[c + i];
+    const auto sums = fold<T>(sum_parts<T>(some));
+    __builtin_memcpy(out + c, &sums, sizeof(T) * std::min(n, C - c));
+  }
+}
+
+// Lanes kFirst, kFirst + 2, ... of two vectors that follow each other.
+template <class T, int kFirst>
+inline Reg<T> every_other(Reg<T> low, Reg<T> high) {
+  return [&]<int... i>(std::integer_sequence<int, i...>) {
+    return __builtin_shufflevector(low, high, (2 * i + kFirst)...);
+  }(std::make_integer_sequence<int, kWidth<T>>{});
+}
+
+template <class T>
+inline T sum(Reg<T> v) {
+  T total;
+  sum_each<1>(&v, &total);
+  return total;
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
+constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
+
+// Scratch memory on a vector boundary, zeroed but for the first entries, `overwritten` before they
+// are read. The slack lets a vector load run past the end.
+template <class T>
+class Scratch {
+ public:
+  explicit Scratch(int64_t count, int64_t overwritten = 0)
+      : storage_(new T[count + 2 * kSlack]), data_(storage_.get()) {
+    const auto address = reinterpret_cast<uintptr_t>(data_);
+    data_ += (64 - address % 64) % 64 / sizeof(T);
+    std::fill(data_ + overwritten, storage_.get() + count + 2 * kSlack, T(0));
+  }
+  T* data() { return data_; }
+  const T* data() const { return data_; }
+
+ private:
+  static constexpr int64_t kSlack = 4 * 64 / sizeof(T);
+  std::unique_ptr<T[]> storage_;
+  T* data_;
+};
