@@ -40,9 +40,18 @@ CONTENTS = {
         "processes",
         "files",
     ],
-    "Look up": ["gallery", "coming_from", "laplace_torch", "compiled", "support", "ops", "api"],
-    "Behind it": ["derivations", "kernels", "triton_kernels", "cuda_kernels"],
-    "Measured": ["measured/*", "measured/*/*"],
+    "Look up": [
+        "gallery",
+        "coming_from",
+        "laplace_torch",
+        "compiled",
+        "support",
+        "ops",
+        "glossary",
+        "api",
+    ],
+    "Behind it": ["architecture", "derivations", "kernels", "triton_kernels", "cuda_kernels"],
+    "Measured": ["measured/README", "measured/*", "measured/*/*"],
 }
 LISTED = {page for pages in CONTENTS.values() for page in pages}
 CONTENTS["More"] = sorted({page.stem for page in HERE.glob("*.md")} - LISTED - {"index", "gallery"})
