@@ -1,6 +1,6 @@
 """Compiled kernels for the curvature of Bayesian neural networks in torch.
 
-Importing this loads ops and likelihoods; everything else is loaded when it is first asked for.
+Importing this loads ops and likelihoods; everything else is loaded at first use.
 """
 
 from importlib import import_module
@@ -98,7 +98,7 @@ _PACKAGES = ("curvature", "rules", "laplace", "variational", "autoencoder", "l2m
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for the first time."""
+    """Load a name at its first use."""
     if name in _PACKAGES:
         return import_module(f"lapkernels.{name}")
     if name in __all__:

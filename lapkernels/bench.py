@@ -22,7 +22,7 @@ from lapkernels.demo.memory import peak_extra_memory
 
 @dataclass(frozen=True)
 class Row:
-    """A quantity's line: seconds of a call, passes that take as long, and peak extra bytes."""
+    """A quantity's row: seconds of a call, the same in passes, and peak extra bytes."""
 
     quantity: str
     seconds: float
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def quantities(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[], object]]:
-    """What is measured; the first is the unit of the others."""
+    """The calls that are measured; the first is the unit of the others."""
     parameters = list(model.parameters())
     variance = {name: torch.ones_like(p) for name, p in model.named_parameters()}
 
@@ -107,7 +107,7 @@ def quantities(model: nn.Module, x: Tensor, y: Tensor) -> dict[str, Callable[[],
 
 
 def measure(calls: Mapping[str, Callable[[], object]], rounds: int) -> list[Row]:
-    """Time and memory of all calls, after one that loads code and starts threads."""
+    """Time and memory of all calls, after a warm-up."""
     peaks: dict[str, int | None] = {}
     for name, call in calls.items():
         call()

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def check_served(rows: Sequence[OpReport], backend: str) -> None:
-    """Raise unless the backend serves every op on one device or another."""
+    """Raise unless the backend serves every op on some device."""
     served = {row.op for row in rows if row.backend == backend}
     missing = sorted({row.op for row in rows} - served)
     if missing:
@@ -88,7 +88,7 @@ def _triton() -> str:
 
 
 def shape_table() -> list[str]:
-    """Where sizes decide: the next backend in line serves, the reference last."""
+    """Ops that a backend serves at some sizes only; the next one in line serves the others."""
     return _in_columns([("does not serve", "op", "where sizes decide"), *BY_SHAPE])
 
 

@@ -19,7 +19,7 @@ KIND = "autoencoder"
 
 
 def save(path: Path, model: StochasticAutoencoder) -> None:
-    """Write parameters, buffers and what else ``state`` names."""
+    """Write parameters, buffers and the tensors of ``state``."""
     tensors, data = _model_state(model)
     write(path, Stored(KIND, tensors, data))
 
@@ -55,7 +55,7 @@ def write_checkpoint(
 
 
 def opened(path: Path, model: StochasticAutoencoder, *, scheduled: bool) -> Stored:
-    """Read a checkpoint that the training of a model can go on from."""
+    """Read a checkpoint from which this model's training can resume."""
     stored = read(path, KIND)
     _check(path, stored, model)
     if "position" not in stored.data:
@@ -66,7 +66,7 @@ def opened(path: Path, model: StochasticAutoencoder, *, scheduled: bool) -> Stor
 
 
 def restore(stored: Stored, model: StochasticAutoencoder, scheduler: Any) -> dict[str, Any]:
-    """Set everything back; returns the position."""
+    """Restore everything; returns the position."""
     from lapkernels.autoencoder.training import Epoch
 
     data = stored.data
@@ -94,7 +94,7 @@ def _model_state(model: StochasticAutoencoder) -> tuple[dict[str, Tensor], dict[
 
 
 def _identity(model: StochasticAutoencoder) -> dict[str, str]:
-    """What has to be the same for a file to belong to a model."""
+    """What must be the same for a file to belong to a model."""
     return {
         "autoencoder": type(model).__name__,
         "likelihood": repr(model.likelihood),

@@ -1,4 +1,4 @@
-"""Autoencoders whose units are dropped at random, when trained and when used."""
+"""Autoencoders with Monte Carlo dropout."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ from lapkernels.autoencoder.interface import Draws, StochasticAutoencoder
 
 
 class EnsembleAutoencoder(StochasticAutoencoder):
-    """Autoencoders that were initialised and trained on their own; a draw is a member.
+    """Independently initialised and trained autoencoders; a draw is a member.
 
-    Members have no latent space in common, so ``latent`` says how far they disagree in it and
-    little about the input.
+    Members share no latent space, so the variance of ``latent`` says little about the input.
     """
 
     def __init__(self, members: Sequence[StochasticAutoencoder]) -> None:
@@ -32,7 +31,7 @@ class EnsembleAutoencoder(StochasticAutoencoder):
         self.members = list(members)
 
     def fit(self, loader: Any, epochs: int, **options: Any) -> EnsembleAutoencoder:
-        """Train one member after the other, each to its own end, with a checkpoint of its own."""
+        """Train the members one after the other, each with its own stopping and checkpoint."""
         checkpoint = options.pop("checkpoint", None)
         for number, member in enumerate(self.members):
             path = None if checkpoint is None else Path(f"{checkpoint}.{number}")

@@ -1,4 +1,4 @@
-"""Missing pixels, and whole images out of noise."""
+"""Missing pixels, and whole images from noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every autoencoder with uncertainty offers: train, draw, and moments of the draws."""
+"""The interface of all autoencoders with uncertainty: train, draw, moments of draws."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lapkernels.likelihoods import (
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 Self = TypeVar("Self", bound="StochasticAutoencoder")
-# Of the draws that are held at a time, unless the caller says otherwise.
+# Default memory for the draws held at a time.
 DRAW_BYTES = 256 * 2**20
 # Activations of a draw, in numbers for each number of the input: a guess for small networks.
 ACTIVATIONS = 16
@@ -98,11 +98,11 @@ class StochasticAutoencoder(ABC):
         """The loss of a sample, on average over the batch, with draws from ``generator``."""
 
     def state(self) -> dict[str, Tensor]:
-        """What training changes, beside parameters, buffers, optimiser and generator."""
+        """What training changes beside parameters, buffers, optimiser and generator."""
         return {}
 
     def settings(self) -> str:
-        """What the steps depend on beside that, for files to be told apart."""
+        """The settings that steps depend on, which files must match."""
         return ""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class StochasticAutoencoder(ABC):
         ``patience`` epochs. ``schedule`` is "plateau", which halves the rate after five epochs
         without a lower loss (on the validation data, if there are any), or a function of the
         optimiser. ``checkpoint`` names a file that is written every so many steps and after every
-        epoch; if it is there already, training goes on from it, on the CPU to bitwise the same
+        epoch; if it exists, training resumes from it, on the CPU with bitwise the same
         result. The order of an epoch depends on ``seed`` and its number alone: the random numbers
         that a loader takes from torch's generator, or from its own, are seeded for it.
         ``history`` has the losses of all epochs.
@@ -211,7 +211,7 @@ class OutputMoments:
         self._expected, self._noise = RunningMoments(), RunningMoments()
 
     def add(self, output: Tensor) -> None:
-        """Take in more outputs."""
+        """Add outputs."""
         self._expected.add(self._model.expected(output))
         likelihood = self._model.likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
@@ -227,7 +227,7 @@ class OutputMoments:
 
 @contextmanager
 def seeded_from(generator: torch.Generator) -> Iterator[None]:
-    """torch's own random numbers drawn from a generator inside, and as they were outside."""
+    """Inside, torch's default generator is seeded from another one; its state is restored after."""
     seed = torch.randint(2**62, (), generator=generator, device=generator.device)
     with seeded(int(seed), seed):
         yield

@@ -1,4 +1,4 @@
-"""Laplacian autoencoders: a Gaussian over the weights that is trained with them."""
+"""Laplacian autoencoders: a Gaussian over the weights, trained online."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         return {f"precision.{name}": h for name, h in self.precision.items()}
 
     def settings(self) -> str:
-        """What the steps depend on."""
+        """The settings that steps depend on."""
         return (
             f"{self.method}, {self.update}, memory {self.memory}, prior {self.prior}, data size "
             f"{self.data_size}, threshold {self.threshold}, curvature at {self.curvature_at}"
@@ -222,7 +222,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
 
     @contextmanager
     def _placed(self, weights: Sequence[Tensor]) -> Iterator[None]:
-        """The networks with other weights inside, and their own outside."""
+        """Inside, the networks have other weights; their own are restored after."""
         means = [p.data for p in self.parameters.values()]
         try:
             for parameter, value in zip(self.parameters.values(), weights, strict=True):

@@ -22,14 +22,14 @@ class Moments:
 
 
 class RunningMoments:
-    """Of draws [S, N, *shape] added in parts; nothing cancels, as deviations are what is summed."""
+    """Of draws [S, N, *shape] added in parts, by Welford's sums of deviations."""
 
     def __init__(self) -> None:
         self.count = 0
         self._mean = self._squares = torch.zeros((), device="cpu")
 
     def add(self, draws: Tensor) -> None:
-        """Take in more draws."""
+        """Add draws."""
         more = draws.shape[0]
         mean = draws.mean(0)
         squares = (draws - mean).square().sum(0)

@@ -1,4 +1,4 @@
-"""Outputs of networks, with weights of their own or drawn ones, all draws at once."""
+"""Outputs of networks with their own or drawn weights, all draws at once."""
 
 from __future__ import annotations
 

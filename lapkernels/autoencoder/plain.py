@@ -1,4 +1,4 @@
-"""The classic autoencoder, whose weights are known."""
+"""The deterministic autoencoder."""
 
 from __future__ import annotations
 

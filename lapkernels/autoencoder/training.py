@@ -1,4 +1,4 @@
-"""Training with validation, early stopping, a schedule, and checkpoints to go on from."""
+"""Training with validation, early stopping, a schedule, and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ class Epoch:
 
 @dataclass
 class Position:
-    """How far a training has come.
+    """Progress of a training: ``batches`` of the present epoch are done.
 
-    ``batches`` of the present epoch are done, with a sum of ``loss`` over ``samples``; ``digest``
-    is of the last one.
+    ``loss`` is their sum over ``samples``; ``digest`` identifies the last batch.
     """
 
     epoch: int = 0
@@ -69,7 +68,7 @@ def train(
         raise ValueError(f"every={every} and epochs={epochs}: at least 1 and 0 are needed")
     stored = None
     if checkpoint is not None and checkpoint.exists():
-        # Refused before anything of the model is changed.
+        # Raises before anything of the model is changed.
         stored = checkpoints.opened(checkpoint, model, scheduled=schedule is not None)
     scheduler = _scheduler(schedule, model.optimizer)
     position, model.history = Position(), []

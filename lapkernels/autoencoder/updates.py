@@ -1,4 +1,4 @@
-r"""How the precision of an online posterior takes in a batch's curvature.
+r"""Update rules of an online posterior's precision.
 
 Every rule is :math:`H \leftarrow \rho H + c \, d`, with d the diagonal of
 :math:`J^T \Sigma^{-1} J` of the batch and :math:`\alpha` the memory factor.

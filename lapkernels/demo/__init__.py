@@ -28,7 +28,7 @@ from lapkernels.likelihoods import Gaussian
 Diagonal = Mapping[str, Tensor]
 
 # Up to this many outputs an image is small: the posterior is fitted from all columns, not from
-# random ones, and one thread is used, as waiting for a second costs more than it does.
+# random ones, on one thread, as synchronising a second would cost more than it saves.
 SMALL = 100
 
 

@@ -46,7 +46,7 @@ def load(file: Path | None) -> tuple[Images, str]:
 
 
 def drawn_digits(count: int) -> Tensor:
-    """Seven-segment digits of 8x8 pixels, moved, blurred and of varying strength."""
+    """Seven-segment digits of 8x8 pixels, shifted, blurred and of varying brightness."""
     shapes = torch.zeros(10, 1, 8, 8)
     for digit, lit in enumerate(SEGMENTS):
         for segment in lit:
@@ -65,12 +65,12 @@ def drawn_digits(count: int) -> Tensor:
 
 
 def examples(test: Tensor) -> list[tuple[str, Tensor]]:
-    """Named groups of images to look at: as trained on, and unlike it."""
+    """Named groups of images: like the training data, and unlike."""
     digits, others = test[:4], test[4:6]
     noise = torch.rand_like(test[:2])
     return [
         ("test digits", digits),
-        ("turned by 90°", others.rot90(1, (2, 3))),
+        ("rotated by 90°", others.rot90(1, (2, 3))),
         ("inverted", 1 - test[6:8]),
         ("noise", noise),
     ]

@@ -17,8 +17,8 @@ def peak_extra_memory(call: Callable[[], Result]) -> tuple[Result, int | None]:
     """The call's result, and the bytes by which the resident set peaked above its size before.
 
     The result counts. Linux only (None elsewhere): the kernel's high-water mark is reset before
-    the call. Free pages are first given back, as memory that the allocator holds already would
-    not show up.
+    the call. Free memory of the allocator is first returned to the system, as its use would not
+    show.
     """
     gc.collect()
     if not _reset_high_water_mark():

@@ -14,7 +14,7 @@ def autoencoder(size: Sequence[int], latent: int = 12) -> nn.Sequential:
 
     ReLU was chosen for the picture: units that training images seldom switch on keep much of the
     prior's variance, and unusual images switch them on. With tanh instead, the diagonal posterior
-    was no less sure of noise and turned digits than of test digits.
+    was no less sure of noise and rotated digits than of test digits.
     """
     height, width = size[0] // 4, size[1] // 4
     return nn.Sequential(

@@ -1,4 +1,4 @@
-"""The demo's picture: inputs, reconstructions, and how sure the autoencoder is of them."""
+"""The demo's picture: inputs, reconstructions, and predictive standard deviations."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class _LaplaceEstimator(BaseEstimator):
         self.random_state = random_state
 
     def _train(self, rows: Array, targets: Tensor, outputs: int, likelihood: str) -> None:
-        """Sets ``laplace_``, the posterior of a network with so many outputs."""
+        """Set ``laplace_``, the posterior of a network with that many outputs."""
         if self.epochs < 1 or self.batch_size < 1:
             raise ValueError(f"epochs={self.epochs} and batch_size={self.batch_size}: 1 at least")
         self._center, self._scale = rows.mean(0), _spread(rows)

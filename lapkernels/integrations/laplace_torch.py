@@ -32,10 +32,10 @@ Inputs = Tensor | MutableMapping[str, Any]
 
 
 class LaplaceTorchBackend(CurvatureInterface):
-    """What both backends share; :class:`LaplaceTorchGGN` and :class:`LaplaceTorchEF` are for use.
+    """Base class of :class:`LaplaceTorchGGN` and :class:`LaplaceTorchEF`.
 
     Inputs ``x`` are a tensor or a mapping, which the model gets as its only argument. ``N`` is the
-    size of the whole data set, of which only ``kron`` makes use.
+    size of the whole data set, used by ``kron`` only.
     """
 
     def jacobians(self, x: Inputs, enable_backprop: bool = False) -> tuple[Tensor, Tensor]:
@@ -226,7 +226,7 @@ class _Chosen:
 
 
 class KeptOutputs:
-    """Keeps the outputs of the batch, so that the loss needs no forward pass of its own.
+    """Keeps the outputs of the batch, so that the loss needs no second forward pass.
 
     Class labels ``y`` [N, *positions] say where the classes are: in dimension 1, as in torch, or
     else in the last one.

@@ -1,8 +1,8 @@
 r"""laplace-torch's linearised predictions with no Jacobian in memory.
 
 laplace-torch asks its backend for the Jacobian [N, C, P] of a batch and contracts it with the
-posterior covariance. Here :math:`J \Sigma J^T` comes from columns that are carried back to each
-layer and contracted there.
+posterior covariance. Here the columns of :math:`J` are back-propagated to each layer and contracted
+there.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _MatrixEigenbasis(KroneckerEigenbasis):
         use, like = share.use, self.basis.values.reshape(self.basis.factors.shape)
         if not isinstance(use, WeightUse) or use.geometry.groups > 1:
             return None
-        # Elsewhere the matrix of a layer is another one, so that Jacobians are rotated.
+        # Elsewhere a layer's matrix has another layout, so Jacobians are rotated.
         in_order = matrix_entries(share, like) is None
         return super().of_share(share, s, joint) if in_order else None
 

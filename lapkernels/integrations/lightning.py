@@ -61,7 +61,7 @@ class OnlineEvidenceCallback(Callback):
         return self.online.likelihood.nll(f, y) / len(f)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Begin with the prior of the options."""
+        """Start from the prior in the options."""
         if trainer.world_size > 1:
             raise RuntimeError(
                 f"OnlineEvidenceCallback works in one process, but there are {trainer.world_size}"
@@ -85,7 +85,7 @@ class OnlineEvidenceCallback(Callback):
                     parameter.grad += precision.to(parameter) * parameter / count
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refit and tune, where the epoch has its turn."""
+        """Refit and tune, in every ``every``-th epoch after ``burn_in``."""
         data = trainer.train_dataloader if self.data is None else self.data
         if self.online.end_epoch(_OnDevice(data, pl_module)):
             pl_module.log("log_evidence", self.online.history[-1][1])

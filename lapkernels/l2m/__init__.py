@@ -1,4 +1,4 @@
-"""Posteriors out of what an adaptive optimiser has kept."""
+"""Posteriors from the second moment that an adaptive optimiser keeps."""
 
 from lapkernels.l2m.l2m import L2M
 from lapkernels.l2m.mixture import Mixture

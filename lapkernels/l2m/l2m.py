@@ -1,4 +1,4 @@
-r"""L2M: a diagonal Laplace approximation out of an optimiser's second moment, at no extra pass.
+r"""L2M: a diagonal Laplace approximation from an optimiser's second moment, with no extra pass.
 
 An adaptive optimiser averages g², with g the gradient of a batch of S samples. At a minimum the
 samples' gradients cancel in expectation, so that for a loss averaged over the batch
@@ -30,9 +30,9 @@ from lapkernels.likelihoods import resolve
 
 
 class L2M(Laplace):
-    """A :class:`lapkernels.Laplace` of structure diag whose curvature an optimiser has kept.
+    """A :class:`lapkernels.Laplace` of structure diag, its curvature an optimiser's second moment.
 
-    Predicts, samples, saves and loads as that does. Tuning by the evidence needs the likelihood of
+    It predicts, samples, saves and loads likewise. Tuning by the evidence needs the likelihood of
     the data, which no optimiser keeps: use ``tune(by="validation")``.
     """
 

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True)
 class _Kept:
-    """Where an optimiser keeps it: the state's key, and the average's decay in the group."""
+    """The key of an optimiser's state that holds it, and the decay's key in the group."""
 
     key: str
     decay: Callable[[dict[str, Any]], float] | None

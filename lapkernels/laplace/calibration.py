@@ -1,4 +1,4 @@
-"""How far predicted probabilities are from frequencies.
+"""Calibration errors: predicted probabilities against observed frequencies.
 
 Negative log-likelihood, Brier score and AUROC are in scikit-learn: ``log_loss``,
 ``brier_score_loss`` and ``roc_auc_score``.
@@ -41,7 +41,7 @@ class Calibration:
 
 
 def calibration(probabilities: Tensor, y: Tensor, bins: int = 15) -> Calibration:
-    """Of class probabilities [N, C] and labels [N]."""
+    """Calibration of class probabilities [N, C] against labels [N]."""
     if probabilities.dim() != 2 or y.shape != probabilities.shape[:1]:
         raise ValueError(
             f"probabilities {tuple(probabilities.shape)} and y {tuple(y.shape)}: [N, C] and [N]"

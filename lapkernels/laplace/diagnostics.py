@@ -1,4 +1,4 @@
-"""What a dense curvature matrix says of a Laplace approximation, in numbers."""
+"""Diagnostics of a Laplace approximation from its dense curvature matrix."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from torch import Tensor
 
 
 def diagonalisation_error(precision: Tensor) -> Tensor:
-    """|A⁻¹ - diag(1 / A_pp)| [P, P]: what a diagonal posterior gets wrong of the covariance."""
+    """|A⁻¹ - diag(1 / A_pp)| [P, P]: the error of a diagonal posterior's covariance."""
     precision = precision.double()
     return (torch.linalg.inv(precision) - torch.diag(1 / precision.diagonal())).abs()
 
 
 def effective_parameters(eigenvalues: Tensor, prior: float) -> Tensor:
-    """λ / (λ + α) of each eigenvalue; their sum is γ, the number of parameters data determine."""
+    """λ / (λ + α) of each eigenvalue; their sum is γ, the effective number of parameters."""
     values = eigenvalues.double().clamp_min(0)
     return values / (values + prior)
 

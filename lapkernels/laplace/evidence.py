@@ -21,13 +21,13 @@ from lapkernels.laplace.prior import Prior
 
 # Precisions stay within these bounds, where evidence would push one to zero or infinity.
 SMALLEST, LARGEST = 1e-10, 1e10
-# Share of a derivative's terms that it may be at an optimum.
+# At an optimum the derivative is at most this share of its larger term.
 FAR = 0.1
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """The evidence as a function of the prior and of c.
+    """The log evidence as a function of the prior and of c.
 
     ``theta`` are the parameters by name, ``nll`` and ``constant`` make up -log p(y | X, θ) at c = 1
     over ``targets`` observed numbers.
@@ -58,9 +58,9 @@ class Evidence:
         return found
 
     def squares(self, prior: Prior) -> dict[str, Tensor]:
-        """θᵀθ of each precision's parameters, not all of which may be zero.
+        """θᵀθ of each precision's parameters; raises if it is zero.
 
-        With a larger precision zero is the likelier, and the data are no less likely.
+        Then the evidence grows with the precision without bound.
         """
         theta = {name: self.theta[name].detach().double() for name in prior.precision}
         found = self.sums(prior, {name: value.square() for name, value in theta.items()})
@@ -74,10 +74,10 @@ class Evidence:
         return found
 
     def unsettled(self, prior: Prior, scale: Tensor, noise: bool) -> list[str]:
-        """Which precisions have no optimum near by, but run on to zero or infinity or a bound.
+        """Which precisions are not at an optimum, but diverge to zero, infinity or a bound.
 
-        The derivative in the logarithm of a precision is (γ - λ θᵀθ) / 2, and far from an optimum
-        it is no small part of the larger of both, however small these have become.
+        The derivative in the logarithm of a precision is (γ - λ θᵀθ) / 2. Relative to the larger of
+        the two terms it is small at an optimum only, however small both have become.
         """
         logs = {key: value.log().requires_grad_() for key, value in prior.values.items()}
         log_scale = scale.log().requires_grad_()
@@ -102,7 +102,7 @@ class Evidence:
         return found
 
     def counts(self, prior: Prior) -> dict[str, Tensor]:
-        """How many uncertain entries there are."""
+        """The number of uncertain entries."""
         shapes = self.posterior.shapes
         ones = {n: self.theta[n].new_ones(()).expand(shapes[n]) for n in prior.precision}
         return self.sums(prior, ones)

@@ -1,6 +1,6 @@
 """Files of posteriors: tensors in safetensors, everything else as JSON in its header. No pickle.
 
-A digest of both is kept beside them, so that a file is read as it was written or not at all.
+A file also holds a digest of both, so that a damaged one is refused.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.structures import Packed
 
-# Raised when older files can no longer be read as they are.
+# To be raised when older files can no longer be read.
 FORMAT = 4
 KEY = "lapkernels"
 DIGEST = "sha256"
@@ -28,7 +28,7 @@ DIGEST = "sha256"
 
 @dataclass(frozen=True)
 class Stored:
-    """What a file holds; ``kind`` says what it is of."""
+    """The contents of a file; ``kind`` says what was saved."""
 
     kind: str
     tensors: dict[str, Tensor]
@@ -36,12 +36,12 @@ class Stored:
 
 
 def write(path: Path, stored: Stored) -> None:
-    """Write a file so that a reader, or a crash, finds the old one or the new one whole.
+    """Write a file atomically: a reader, or a crash, finds the whole old one or the whole new one.
 
-    A link stays, and what it leads to is written.
+    Of a symbolic link the target is replaced.
     """
     path = _regular(path)
-    # Copies, as the format refuses tensors that share memory.
+    # Copies: safetensors refuses tensors that share memory.
     tensors = {
         name: tensor.detach().cpu().contiguous().clone() for name, tensor in stored.tensors.items()
     }
@@ -104,7 +104,7 @@ def read(path: Path, kind: str) -> Stored:
 
 
 def flatten(parts: Mapping[str, Packed]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Packed states under a prefix each."""
+    """Packed states, each under its prefix."""
     tensors: dict[str, Tensor] = {}
     data: dict[str, Any] = {}
     for prefix, packed in parts.items():
@@ -126,7 +126,7 @@ def unflatten(prefix: str, stored: Stored, device: torch.device) -> Packed:
 
 
 def _regular(path: Path) -> Path:
-    """Where links lead to, which is a file or nothing yet."""
+    """The target of a link, which is a file or does not exist yet."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise ValueError(f"{path} is a directory or a device: a file is needed")

@@ -1,4 +1,4 @@
-"""One pass over the data, batch by batch, that can stop and go on."""
+"""Fitting: sums over the data, batch by batch, that can be resumed from a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ COMMON_OPTIONS = ("memory_budget",)
 class Measured:
     """The sums over all data seen.
 
-    ``nll`` and ``constant`` make up -log p(y | f) at the trained parameters; ``targets`` counts the
-    numbers observed, ``samples`` the samples. Those of data without labels are None. A whole fit
-    has the ``fingerprint`` of the model it was made of.
+    ``nll`` + ``constant`` is -log p(y | f) at the trained parameters; ``targets`` counts the
+    observed numbers, ``samples`` the samples. Without labels they are None. A finished fit has the
+    ``fingerprint`` of its model.
     """
 
     state: Any
@@ -59,9 +59,9 @@ class Measured:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a fit has come: what all batches below number ``batches`` of this sweep gave.
+    """Progress of a fit: the sums of the first ``batches`` batches of this sweep.
 
-    ``digests`` has names for the last of them, by number.
+    ``digests`` identifies the last of them, by number.
     """
 
     sweep: int = 0
@@ -71,7 +71,7 @@ class Progress:
     basis: Any = None
 
     def merge(self, other: Progress) -> Progress:
-        """Of batches that two processes have measured at the same time."""
+        """The sums of two processes' batches."""
         return replace(
             self,
             batches=max(self.batches, other.batches),
@@ -92,7 +92,7 @@ def measure(
     """All sweeps of a structure over the data, of all processes.
 
     With a ``checkpoint`` the sums are written after every batch, and read if the file is there.
-    Several processes meet after a batch of each then, and at the end of a sweep otherwise.
+    Several processes then synchronise after a batch each, otherwise at the end of a sweep.
     """
     together = processes()
     progress = progress and together.rank == 0
@@ -123,7 +123,7 @@ def measure(
         own = _with_options_of(sweeps[sweep], subject)
         part = Part(data, together, done.batches)
         stream = part.numbered()
-        # All processes read up to the same batch before they meet.
+        # All processes read up to the same batch before they synchronise.
         reads = None if checkpoint is None else 1 if part.shard else together.size
         step = Step(sweeps[sweep], own, sweep, seed, reads)
         done = _swept(step, with_progress(stream, data) if progress else stream, part, done, save)
@@ -146,7 +146,7 @@ def _swept(
     done: Progress,
     save: Callable[[Progress], None],
 ) -> Progress:
-    """Go on to the end of a sweep, and save what all processes have done after each step."""
+    """Run to the end of a sweep; after each step save the sums of all processes."""
     while True:
         make = partial(step, stream, done)
         found = part.together.everywhere("Laplace.fit", make, part.note, check_parts)
@@ -169,7 +169,7 @@ class Step:
     reads: int | None
 
     def __call__(self, stream: Numbered, last: Progress) -> Progress | None:
-        """What this process measured of them, behind what was done ``last``; None if nothing."""
+        """This process's share of them, added to ``last``; None if it has none."""
         total: Measured | None = None
         digests: dict[int, str] = {}
         count, end = 0, last.batches
@@ -192,14 +192,14 @@ class Step:
         return None if total is None else Progress(self.sweep, end, digests, total, last.basis)
 
     def _measured(self, number: int, batch: Batch, basis: Any) -> Measured:
-        # A seed of its own for each batch: the same draws whether resumed or not.
+        # A seed for each batch, so that a resumed fit makes the same draws.
         self.subject.generator.manual_seed(self.seed * 1_000_003 + 2 * number + self.sweep)
         state = self.structure.measure(self.subject, [(batch.inputs, batch.target)], basis)
         return replace(_likelihood_of_batch(self.subject, batch), state=state)
 
 
 def _with_options_of(structure: Structure, subject: Subject) -> Subject:
-    """The subject with the options alone that a sweep's structure knows."""
+    """The subject with only those options that a sweep's structure has."""
     known = (*structure.options, *COMMON_OPTIONS)
     return replace(subject, options={k: v for k, v in subject.options.items() if k in known})
 
@@ -233,7 +233,7 @@ def _likelihood_of_batch(subject: Subject, batch: Batch) -> Measured:
 
 
 def digest(batch: Batch) -> str:
-    """A name for the values of a batch."""
+    """A digest of the values of a batch."""
     digest = hashlib.sha256()
     for tensor in tensors_in((batch.args, batch.kwargs, batch.target)):
         value = tensor.detach().cpu()
@@ -259,7 +259,7 @@ def _stored(done: Progress, structure: Structure, identity: dict[str, str]) -> S
 def _identity(
     subject: Subject, structure: Structure, data: Any, size: int, fingerprint: dict[str, str]
 ) -> dict[str, str]:
-    """What has to be the same when a fit goes on; the number of processes only with shards."""
+    """What must be the same when a fit resumes; the number of processes only with shards."""
     values = list(subject.parameters), fingerprint
     return {
         "shards": str(size) if isinstance(data, Shard) else "none",
@@ -273,7 +273,7 @@ def _identity(
 def _restored(
     checkpoint: Path, structure: Structure, subject: Subject, identity: dict[str, str]
 ) -> Progress:
-    """What a checkpoint holds."""
+    """The progress in a checkpoint."""
     stored = read(checkpoint, "checkpoint")
     try:
         return _progress(checkpoint, stored, structure, subject, identity)

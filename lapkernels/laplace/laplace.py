@@ -1,4 +1,4 @@
-"""The Laplace approximation of a trained network, for people who want four lines."""
+"""The Laplace approximation of a trained network."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Laplace:
         p = la.predict(x).probabilities
 
     ``structure`` is one of diag, kron, kron_corrected, blocks, full, low_rank, function_space and
-    subnetwork; ``method`` one that its curvature can be measured with; ``params`` chooses the
+    subnetwork; ``method`` how its curvature is measured; ``params`` chooses the
     uncertain parameters, the last layer alone for example; ``prior`` is the precision of the
     Gaussian prior: see :class:`Prior`. ``options`` belong to the structure. Random draws of the fit
     depend on ``seed`` only.
@@ -109,8 +109,8 @@ class Laplace:
     def fit(self, data: Any, *, progress: bool = False, checkpoint: Any = None) -> Laplace:
         """Measure the curvature on ``data``: a batch or an iterable of batches (inputs, labels).
 
-        ``checkpoint`` names a file that is written after every batch; if it is there already, the
-        fit goes on behind its last batch, to bitwise the same result.
+        ``checkpoint`` names a file that is written after every batch; if it exists, the fit
+        resumes after its last batch, with bitwise the same result.
         """
         path = None if checkpoint is None else Path(checkpoint)
         self.measured = measure(
@@ -122,7 +122,7 @@ class Laplace:
             checkpoint=path,
         )
         self.optimum = None
-        # Refuses here what can be no posterior.
+        # Raises now if no posterior follows.
         self._posterior = self._decomposed(self._fitted().state)
         return self
 
@@ -131,7 +131,7 @@ class Laplace:
         """The posterior with the present prior and noise."""
         state = self._fitted().state
         if self._posterior is None:
-            # Not all processes need ask for it.
+            # Not all processes need to call it.
             with use_processes(None):
                 self._posterior = self._decomposed(state)
         return self._posterior
@@ -142,7 +142,7 @@ class Laplace:
 
     @rolled_back
     def set_prior(self, prior: Given) -> Laplace:
-        """Another prior for the same curvature."""
+        """Replace the prior; the curvature stays."""
         self._retune(resolve_prior(prior, self.parameters), self.scale)
         return self
 
@@ -193,8 +193,8 @@ class Laplace:
 
         - ``by="evidence"``: maximise the evidence by gradient;
         - ``"mackay"``: MacKay's fixed point, which ends where the gradient of the evidence is zero;
-        - ``"linearised"``: the evidence at the optimum θ★ of the linearised model, by turns with θ★
-          itself, until both stay; ``data`` are the training data;
+        - ``"linearised"``: the evidence at the optimum θ★ of the linearised model, in
+          turns with θ★ itself until both converge; ``data`` are the training data;
         - ``"validation"``: of the numbers in ``grid``, the one precision for all parameters with
           the largest predictive log-likelihood on ``data``.
         """
@@ -274,7 +274,7 @@ class Laplace:
     def load(cls, path: Any, model: nn.Module, *, likelihood: Any = None) -> Laplace:
         """Read a posterior of this very model, with the parameters it was fitted at.
 
-        ``likelihood`` is needed only where the file could not hold it: a loss of one's own.
+        ``likelihood`` is needed only for a loss function of your own, which no file can hold.
         """
         return saved.load(cls, Path(path), model, likelihood)
 

@@ -1,4 +1,4 @@
-r"""The optimum of the linearised model, which a trained network is not at.
+r"""The optimum of the linearised model.
 
 The model :math:`h(\theta) = f(\tilde\theta) + J (\theta - \tilde\theta)` has a convex loss
 
@@ -28,15 +28,15 @@ from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
 
 Solver = Literal["conjugate_gradients", "sgd"]
-# Share of a Newton step at which its search ends.
+# The line search ends at this share of a Newton step.
 SMALLEST_STEP = 1e-8
 
 
 @dataclass(frozen=True)
 class Optimum:
-    """θ★ by name, and the negative log-likelihood of the linearised model there, at c = 1.
+    """θ★ by name, and the linearised model's negative log-likelihood there, at c = 1.
 
-    ``gradient`` is the norm of what is left of the loss's gradient, relative to that at θ̃.
+    ``gradient`` is the norm of the loss's gradient at θ★ over that at θ̃.
     """
 
     theta: dict[str, Tensor]
@@ -80,7 +80,7 @@ class LinearisedLoss:
         return self.scale * nll + 0.5 * quadratic, gradient, nll
 
     def stochastic_sweep(self, d: Tensor, gradient: Tensor, rate: float) -> Tensor:
-        """A step for each batch b, with the whole ``gradient`` at d to take out the noise.
+        """A variance-reduced step for each batch b, with the full ``gradient`` at d.
 
         The direction is B (g_b(d') - g_b(d)) + Λ (d' - d) + g(d), whose mean over the B batches is
         the gradient at d'.
@@ -179,7 +179,7 @@ def _newton(
         left = float(gradient.norm())
         if left <= target:
             break
-        # No need to solve far below what the next linearisation of the loss changes.
+        # Solving further than the next linearisation of the loss changes is wasted.
         accuracy = max(min(0.1, left / first), 0.1 * target / left)
         step = conjugate_gradients(
             loss.hessian_product(d), -gradient, loss.precondition, accuracy, len(d)

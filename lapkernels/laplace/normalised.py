@@ -1,9 +1,9 @@
-r"""Weights whose scale the model does not feel, because a norm follows them.
+r"""Weights whose scale does not matter, because a norm follows them.
 
 A group :math:`\theta''` is normalised if :math:`f(\theta' + k \theta'') = f(\theta' + \theta'')`
-for k > 0. It is found by trying: scaled by two, in float64 and without the norms' epsilon, the
-outputs must stay. BatchNorm takes its statistics from the batch while this is tried, as it did in
-training. (Antorán et al., Adapting the linearised Laplace model evidence, 2022.)
+for k > 0. Found by a trial: scaled by two, in float64 and without the norms' epsilon, the outputs
+must not change. BatchNorm takes its statistics from the batch in the trial, as in training.
+(Antorán et al., Adapting the linearised Laplace model evidence, 2022.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lapkernels.curvature.data.batches import Batch, batches_of, mapped, tensors
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.run_model import call_model
 
-# Small enough not to be felt beside a variance, large enough to divide by.
+# Negligible beside a variance, and large enough to divide by.
 EPSILON = 1e-30
 TOLERANCE = 1e-8
 

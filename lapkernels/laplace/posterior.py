@@ -1,4 +1,4 @@
-r"""What every structure of a posterior offers.
+r"""The interface of a posterior of any structure.
 
 The posterior is :math:`N(\theta^*, A^{-1})` with :math:`A = c H + \Lambda`: H the curvature of the
 summed negative log-likelihood, :math:`\Lambda` the prior's precision, and c a factor that rescales
@@ -104,7 +104,7 @@ class Posterior(ABC):
 
 
 def one_number(precision: Precision, name: str, structure: str) -> Tensor:
-    """The only precision of a parameter, for structures that turn its entries into each other."""
+    """The one precision of a parameter, for structures that rotate its entries."""
     value = precision[name]
     if value.dim():
         raise Refused(
@@ -115,7 +115,7 @@ def one_number(precision: Precision, name: str, structure: str) -> Tensor:
 
 
 def positive(values: Tensor, what: str) -> Tensor:
-    """The values, refused if one of them is no precision."""
+    """The values; raises unless all are positive and finite."""
     if not bool(((values > 0) & values.isfinite()).all()):
         what = f"the posterior precision of {what}"
         check_finite(values, what)

@@ -1,4 +1,4 @@
-"""What a posterior says of new inputs."""
+"""The predictive distribution of new inputs."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class Prediction:
     """The predictive distribution of N inputs.
 
     ``mean`` and ``variance`` [N, *out] are of the outputs f; ``covariance`` [N, D, D] is joint over
-    the flattened outputs, where it was asked for. ``expected`` is E[y]: class probabilities, the
-    rate of counts, or the mean itself; None of single outputs that were picked out of classes.
+    the flattened outputs, None unless asked for. ``expected`` is E[y]: class probabilities, the
+    rate of counts, or the mean itself; None if ``outputs`` picked single logits.
     ``noise`` is the variance of y around f in regression.
     """
 
@@ -134,7 +134,7 @@ def predict(
     if outputs is not None:
         likelihood = _with_noise_of(likelihood, outputs, mean.shape[1:])
         mean = mean.flatten(1).gather(1, outputs.to(mean.device).expand(len(mean), -1))
-    # Classes that are all of the outputs: their covariance has the variances in it.
+    # The covariance of all classes contains the variances.
     classes = isinstance(likelihood, Categorical) and mean.dim() == 2 and outputs is None
     covariance = None
     if joint or (classes and link != "probit"):

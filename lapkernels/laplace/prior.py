@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lapkernels.curvature.data.random_state import seeded
 from lapkernels.laplace.normalised import normalised_groups
 
-# Values of a parameter that are drawn at least to find the spread of its initialiser.
+# At least so many values are drawn to measure the variance of an initialiser.
 DRAWS = 4_000
 
 
@@ -21,7 +21,7 @@ class Prior:
     """Independent parameters with mean zero.
 
     ``groups`` has the names of the parameters of each group, ``values`` its precision in float64: a
-    number, or for a group of one parameter also a tensor of its shape. A posterior has it on the
+    number, or for a group of one parameter also a tensor of its shape. A posterior keeps it on the
     device of its parameters.
     """
 
@@ -57,8 +57,8 @@ class Prior:
     def normalised(cls, model: nn.Module, x: object, value: float = 1.0) -> Prior:
         """One number for each group of weights that a norm behind them makes scale-free.
 
-        All other parameters share one more, "rest". ``x`` is a batch of inputs, on which the
-        invariance is tried out.
+        All other parameters share one more, "rest". ``x`` is a batch of inputs, for the trial
+        of invariance.
         """
         groups = normalised_groups(model, x)
         grouped = {name for names in groups.values() for name in names}
@@ -121,7 +121,7 @@ Given = float | str | Mapping[str, float | Tensor] | Prior
 
 
 def resolve_prior(given: Given, parameters: Mapping[str, Tensor]) -> Prior:
-    """The prior that users mean.
+    """The prior from what users give.
 
     - a number: one precision for all;
     - "layer", "parameter" or "entry": one for each module, tensor or entry, 1 to begin with;

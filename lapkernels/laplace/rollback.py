@@ -1,4 +1,4 @@
-"""Calls that succeed as a whole, or leave what they were called on as it was."""
+"""Methods that succeed or leave their object unchanged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def rolled_back(method: Method) -> Method:
-    """A method after whose failure or interruption its object has the attributes of before.
+    """Restore the object's attributes if the method fails or is interrupted.
 
-    Generators among them go on from where they were. What an attribute holds must be replaced and
-    not written to, as all else here is: a list gives way to a longer one.
+    Random generators among them are reset to their state. The method must replace attributes
+    instead of mutating what they hold: a longer list, not an append.
     """
 
     @wraps(method)

@@ -1,4 +1,4 @@
-"""A posterior to a file and back."""
+"""Saving and loading a posterior."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from lapkernels.likelihoods import Likelihood
 if TYPE_CHECKING:
     from lapkernels.laplace.laplace import Laplace
 
-# Likelihoods that a file may name: nothing else of what it says is ever called.
+# Likelihoods that a file may name; nothing else that it names is called.
 SAVED = (
     likelihoods.Bernoulli,
     likelihoods.Categorical,
@@ -32,7 +32,7 @@ SAVED = (
 
 
 def save(posterior: Laplace, path: Path) -> None:
-    """Write curvature, prior, noise and what is needed to check them."""
+    """Write curvature, prior, noise and what identifies the model."""
     if callable(posterior.output):
         raise ValueError("output= is a function, which no file can hold: give a key or an index")
     measured = posterior._fitted()

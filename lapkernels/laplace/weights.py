@@ -1,4 +1,4 @@
-"""A name for all values of a model, by which a posterior knows the weights it was fitted at."""
+"""Fingerprint of all values of a model: a posterior belongs to the weights it was fitted at."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
 
-# Larger tensors are summed up, in columns of so many values.
+# Larger tensors are hashed by sums over columns of so many values.
 ROWS = 4096
 
 
 @torch.no_grad()
 def fingerprint_of(model: nn.Module) -> dict[str, str]:
-    """For each parameter and each buffer that ``state_dict`` saves, a name for all its values."""
+    """A hash of each parameter and each buffer that ``state_dict`` saves."""
     tensors = _saved(model)
     sums = {name: _sums(tensor) for name, tensor in tensors.items()}
     device = next(iter(sums.values())).device
-    # Together, as every transfer waits for the device.
+    # In one transfer, as each waits for the device.
     values = torch.cat([part.to(device) for part in sums.values()]).cpu().numpy()
     found, start = {}, 0
     for name, part in sums.items():
@@ -59,9 +59,9 @@ def _saved(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _sums(tensor: Tensor) -> Tensor:
-    """All values as integers, those of large tensors summed with weights by their place.
+    """All values as integers; those of large tensors as sums weighted by position.
 
-    The weights are odd and the sums wrap around, so that no value changes alone without its sum.
+    The weights are odd and the sums wrap around, so a change of one value changes its sum.
     """
     if tensor.layout is not torch.strided:
         coo = tensor.to_sparse_coo().coalesce()
@@ -74,13 +74,13 @@ def _sums(tensor: Tensor) -> Tensor:
     weights = _odd_numbers(values.device)
     if values.is_cpu:
         return torch.cat([weights @ first, rest])
-    # Devices have no products of integer matrices.
+    # GPUs have no integer matrix product.
     return torch.cat([(weights.unsqueeze(1) * first).sum(0).to(torch.int32), rest])
 
 
 @lru_cache(8)
 def _odd_numbers(device: torch.device) -> Tensor:
-    """Different ones, [ROWS], that differ in all bits."""
+    """Distinct odd weights [ROWS] that differ in all bits."""
     return torch.arange(1, 2 * ROWS, 2, dtype=torch.int32, device=device) * 0x1E3779B9
 
 

@@ -1,4 +1,4 @@
-"""Likelihoods: what a model's outputs say of its targets, and the curvature at the outputs."""
+"""Likelihoods p(y | f) of a model's outputs, and their curvature in the outputs."""
 
 from lapkernels.likelihoods._base import Columns, Likelihood
 from lapkernels.likelihoods.bernoulli import Bernoulli

@@ -1,4 +1,4 @@
-"""What a likelihood offers to the curvature of a model: the second derivative at its outputs."""
+"""The interface of a likelihood: its value, score, and Hessian in the outputs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from lapkernels.likelihoods._checks import check_finite
 
 
 class Columns(ABC):
-    """A factor of the output Hessian, H_n = sum_v s_{n,v} s_{n,v}ᵀ, of which parts are made.
+    """A factor of the output Hessian, H_n = sum_v s_{n,v} s_{n,v}ᵀ, made a few columns at a time.
 
     H_n has the shape [*out, *out]; H_n of the batch is never formed, nor are all s at once.
     """
@@ -41,8 +41,8 @@ class Columns(ABC):
     def local(self) -> Tensor | None:
         """All columns at once, for outputs [N, C, *size] whose positions are independent.
 
-        [J, N, C, *size] with column (j, t) of position t in its entries [j, :, :, t]: J columns a
-        position in the memory of J. None where H joins positions, or there are none.
+        [J, N, C, *size], where the entries [j, :, :, t] are column (j, t), zero at other positions:
+        J columns a position in the memory of J. None where H couples positions, or there are none.
         """
         return None
 
@@ -57,9 +57,9 @@ class Columns(ABC):
 class Likelihood(ABC):
     """p(y | f) of outputs f [N, *out], independent over samples, any output shape.
 
-    All of it belongs to the sum over samples and output positions, with no factor 1/N. Results
-    have the dtype of f; float16 and bfloat16 are computed in float32, and the scalar ``nll`` stays
-    there. Shapes are checked at every call, values only by ``check``: that reads the tensors back.
+    Sums run over samples and output positions, with no factor 1/N. Results have the dtype of f;
+    float16 and bfloat16 are computed in float32, and the scalar ``nll`` stays in float32. Shapes
+    are checked at every call, values only by ``check``, which waits for the device.
     """
 
     @property

@@ -65,7 +65,7 @@ def check_device(name: str, value: Tensor, f: Tensor) -> None:
 
 def check_finite(name: str, value: Tensor) -> None:
     """Raise if ``value`` holds infinities or NaN."""
-    # The least and the largest entry say it in one pass over memory: a NaN is both of them.
+    # One pass over memory: minimum and maximum are NaN if any entry is.
     if value.numel() == 0 or all(isfinite(end.item()) for end in value.aminmax()):
         return
     check_all(name, value, value.isfinite(), "finite values are needed")

@@ -65,7 +65,7 @@ class IndependentOutputs(Likelihood):
 
     @property
     def independent(self) -> bool:
-        """They are."""
+        """True: H is diagonal."""
         return True
 
     @abstractmethod
@@ -74,7 +74,7 @@ class IndependentOutputs(Likelihood):
 
     @abstractmethod
     def root(self, f: Tensor) -> Tensor:
-        """The square root of ``curvature``, in a form that does not underflow before it."""
+        """The square root of ``curvature``, in a form that underflows no earlier."""
 
     def check_shapes(self, f: Tensor, y: Tensor | None = None) -> None:
         """Targets have the shape of the outputs."""

@@ -85,7 +85,7 @@ class MultinomialColumns(Columns):
     def signs(self, generator: torch.Generator | None = None) -> Tensor:
         """sqrt(c) sum_k e_k sqrt(p_k) (1_k - p) with random signs e, [1, N, *out].
 
-        These C columns are a factor as well: not the smallest, but one that needs no quotients.
+        These C columns are another factor: one column more, but without quotients.
         """
         p = self.log_p.exp()
         signed = (0.5 * self.log_p).exp() * random_signs(p, generator)

@@ -24,7 +24,7 @@ from lapkernels.likelihoods._multinomial import (
     covariance_product,
 )
 
-# torch's own value, which no label has by accident.
+# torch's default, which no label has by accident.
 NO_TARGET = -100
 
 
@@ -149,8 +149,7 @@ class Categorical(Likelihood):
     ) -> Tensor:
         """sqrt(c) (p - e_l) with l drawn from p: c of the true target, and no smoothing.
 
-        The score itself, whose smoothing and weight are those of the drawn label, is no unbiased
-        factor of H.
+        The score at a drawn label is biased: it has that label's weight and smoothing.
         """
         scale = self._scale(f, y)
         p = self._probabilities(f)
@@ -239,5 +238,5 @@ def _flat_labels(y: Tensor) -> Tensor:
 
 def _residual(p: Tensor, t: Tensor) -> Tensor:
     """(sum_c t_c) p - t, [N, C, T]."""
-    # The others' sum of a single label is exactly zero at the label.
+    # At the label of a one-hot target the sum over the others is exactly zero.
     return p * complement(t) - complement(p) * t

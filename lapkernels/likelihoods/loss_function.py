@@ -1,4 +1,4 @@
-"""Any convex loss of a few outputs, through automatic differentiation."""
+"""Any convex loss of a few outputs, by automatic differentiation."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class LossFunction(Likelihood):
 
     @property
     def needs_target(self) -> bool:
-        """Nothing is known of the loss, so its Hessian may depend on the target."""
+        """True: the Hessian of an unknown loss may depend on the target."""
         return True
 
     def check_shapes(self, f: Tensor, y: Tensor | None = None) -> None:
-        """Outputs are small; targets have as many samples."""
+        """Outputs are few; targets have as many samples."""
         check_output(f)
         if f.shape[1:].numel() > LARGEST_OUTPUT:
             raise ValueError(

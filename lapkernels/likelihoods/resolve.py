@@ -1,4 +1,4 @@
-"""A likelihood from a word, a torch loss, or a loss of the user's own."""
+"""A likelihood from a word, a torch loss, or a custom loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def resolve(value: Likelihood | str | nn.Module | Callable[..., Any]) -> Likelih
     for function, module in FUNCTIONS:
         if value is function:
             value = module()
-    # A subclass may compute something else, so only the very classes have closed forms.
+    # A subclass may compute something else, so only the exact classes have closed forms.
     known = LOSSES.get(type(value))
     if known is not None:
         return known(value)

@@ -1,4 +1,4 @@
-"""Posteriors that are trained with the model: Variational Laplace and what it is compared with."""
+"""Posteriors trained with the model: Variational Laplace and two baselines."""
 
 from lapkernels.variational.laplace import VariationalLaplace
 from lapkernels.variational.mean_field import MeanField, VariationalInference

@@ -29,7 +29,7 @@ def convolution_geometry(
     *rest: Any,
     **named: Any,
 ) -> Geometry:
-    """Where the taps fall, of a call ``func(x, weight, bias, stride, padding, ...)``."""
+    """The geometry of a call ``func(x, weight, bias, stride, padding, ...)``."""
     dims, transposed = CONVOLUTIONS[func]
     order = ("output_padding", "groups", "dilation") if transposed else ("dilation", "groups")
     options = dict(zip(order, rest, strict=False)) | named

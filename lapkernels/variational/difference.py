@@ -1,7 +1,7 @@
 r"""Value and gradient of Variational Laplace's fit in two forward and backward passes.
 
-With v = σ² g̃, the gradient of ½ Σ σ² g̃² in μ is H̃ v = (g̃(μ + ε v) - g̃(μ)) / ε + O(ε). The second
-pass takes the data's gradient along, at μ + ε v as well.
+With v = σ² g̃, the gradient of ½ Σ σ² g̃² in μ is H̃ v = (g̃(μ + ε v) - g̃(μ)) / ε + O(ε). The
+gradient of the data comes from the second pass too, so it is taken at μ + ε v.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def fit_by_difference(
     log_std: Sequence[nn.Parameter],
     relative: float | None,
 ) -> Tensor:
-    """The fit, whose ``backward`` hands out the gradients that were computed with it.
+    """The fit, whose ``backward`` returns gradients computed in the forward pass.
 
     ``relative`` is the length of ε v over that of μ; by default a tenth of the square root
-    of the precision, where rounding and the O(ε) were seen to be about equal.
+    of machine epsilon, where rounding and the O(ε) were found about equal.
     """
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     random = _RandomState(list(trained.values()))
@@ -49,7 +49,7 @@ def fit_by_difference(
         moved[name] = moved[name].add(v, alpha=step)
     for p in moved.values():
         p.requires_grad_()
-    # Copies, so that statistics of batch norms are not updated a second time.
+    # Copies, so that batch norm statistics are updated once.
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with random.again():
         observed, drawn = losses({**moved, **buffers})
@@ -65,7 +65,7 @@ def _gradients(loss: Tensor, inputs: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _step(means: Sequence[Tensor], direction: Sequence[Tensor], relative: float | None) -> float:
-    """ε. Where v is zero, so is the product, with any."""
+    """ε. If v is zero, so is the product, for any ε."""
     if relative is None:
         relative = 0.1 * math.sqrt(torch.finfo(means[0].dtype).eps)
     length = _norm(direction)
@@ -78,7 +78,7 @@ def _norm(tensors: Iterable[Tensor]) -> float:
 
 
 class _Known(Function):
-    """A value whose gradients in the inputs were found along with it."""
+    """A value with precomputed gradients in the inputs."""
 
     @staticmethod
     def forward(ctx: Any, value: Tensor, gradients: Sequence[Tensor], *inputs: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class _Known(Function):
 
 
 class _RandomState:
-    """The random numbers from here on, to be drawn once more: both passes drop the same units."""
+    """The random state, to be restored: dropout drops the same units in both passes."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._cpu = torch.get_rng_state()
@@ -104,7 +104,7 @@ class _RandomState:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Start over from where this was made; afterwards the stream goes on as it was."""
+        """Inside, random numbers start from the saved state; the present one is restored after."""
         with torch.random.fork_rng(devices=self._devices[0]):
             torch.set_rng_state(self._cpu)
             set_device_states(*self._devices)

@@ -35,15 +35,15 @@ _KINKED = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.
 class VariationalLaplace(MeanField):
     """``loss(x, y)`` is the objective above; ``backward`` gives gradients of μ and log σ.
 
-    ``curvature`` says what stands for g̃². "batch": the squared gradient of the whole batch.
+    ``curvature`` chooses g̃². "batch": the squared gradient of the whole batch.
     "samples": Σ_n g̃_n², each sample's own; labels are drawn independently, so both have the same
     expectation, and this one less variance, but samples must not depend on each other. "hessian":
     the diagonal of the Hessian of -log p(y | x, μ), for comparison on small networks: where it is
     negative, nothing stops σ from growing.
 
-    ``route`` says how g̃² is differentiated in μ. "exact" goes back through the backward pass, at
-    about three plain training steps; "difference" takes two, by a difference of gradients between μ
-    and a point at the distance ``step`` times the length of μ.
+    ``route`` says how g̃² is differentiated in μ: "exact" by double backward, at the cost of about
+    three plain training steps; "difference" by the difference of the gradients at μ and at a
+    distance ``step`` times the length of μ, at the cost of two.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class MeanField(Objective, ABC):
         """Groups for an optimiser, without decay.
 
         log σ has to move by 3 to reach the prior, further than weights ever go, and steps of Adam
-        are bounded by the learning rate: with a multiplier of 1 training stops before it arrives.
+        are bounded by the learning rate: with a multiplier of 1 training ends too early.
         """
         rate = lr * log_std_lr_multiplier
         spread = {"params": list(self.log_std), "lr": rate, "weight_decay": 0.0}
@@ -58,7 +58,7 @@ class MeanField(Objective, ABC):
         return torch.stack([gaussian_kl(*group, std) for std, group in groups.items()]).sum()
 
     def laplace(self) -> Laplace:
-        """The same Gaussian as a :class:`lapkernels.Laplace` of structure diag, as it is now.
+        """The present Gaussian as a :class:`lapkernels.Laplace` of structure diag.
 
         Its curvature is 1/σ² - 1/s², so that another prior can be tried with ``set_prior``.
         """
@@ -117,8 +117,8 @@ class MeanField(Objective, ABC):
     def elbo(self, data: Iterable[Any]) -> float:
         """The tempered evidence lower bound by this method's own estimate, in nats.
 
-        ``data`` is the training set, or a part of it, in batches (x, y); the model's mode is left
-        to the caller.
+        ``data`` is the training set, or a part of it, in batches (x, y). The model stays in the
+        mode (train or eval) it is in.
         """
         total, count = 0.0, 0
         for batch in batches_of(data):

@@ -1,7 +1,7 @@
-r"""Second derivatives of batch norm and softplus, and of one behind the other.
+r"""Second derivatives of batch norm, softplus, and softplus of batch norm.
 
-A norm and the softplus behind it are one function here: between them nothing is kept, in either
-pass, so that a step has five tensors to keep for each convolution, not seven.
+A norm and the softplus behind it are fused: nothing between them is saved for either pass, so a
+step saves five tensors for each convolution instead of seven.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _softplus_backward = torch.ops.aten.softplus_backward
 
 
 class Normalised(NamedTuple):
-    """The output y of a batch norm, and what it came from."""
+    """The output y of a batch norm, and its inputs."""
 
     y: Tensor
     x: Tensor
@@ -31,7 +31,7 @@ class Normalised(NamedTuple):
     versions: tuple[int, int]
 
     def is_unchanged(self, tensor: Tensor) -> bool:
-        """Whether the tensor is y as the norm gave it, and x as it was."""
+        """Whether the tensor is y, and neither y nor x was changed since."""
         return tensor is self.y and (self.y._version, self.x._version) == self.versions
 
 
@@ -50,19 +50,19 @@ def batch_norm(
 
 
 def softplus(z: Tensor, beta: float, threshold: float) -> Tensor:
-    """As torch's."""
+    """torch's batch norm, recorded."""
     return _Softplus.apply(z, beta, threshold)
 
 
 def normalised_softplus(norm: Normalised, beta: float, threshold: float) -> Tensor:
-    """Softplus of a norm's output, with a graph to the norm's inputs."""
+    """Softplus of a norm's output, differentiable in the norm's inputs."""
     return _NormalisedSoftplus.apply(norm.x, norm.weight, norm.bias, norm, beta, threshold)
 
 
 class _BatchNorm(Function):
     """y = weight * (x - mean) r + bias, r = 1 / sqrt(var + eps), by the batch's own statistics.
 
-    Also returns mean and r, which are not to be differentiated.
+    Also returns mean and r, which are constants to autograd.
     """
 
     @staticmethod
@@ -186,12 +186,12 @@ class _Gradient(Function):
             s = _differentiable(s, a, ctx.beta)
         count = x.numel() // x.shape[1]
         if torch.is_grad_enabled():
-            # A third derivative: the statistics depend on x, and sums on g.
+            # For a third derivative: the statistics depend on x, the sums on g.
             mean = _channel_sum(x) / count
             r = (_channel_sum((x - _by_channel(mean, x)).square()) / count + ctx.eps).rsqrt()
             dot = total = None
         h = g if s is None else g * s
-        # h and to_h are nobody else's then, and no graph is made of them.
+        # Then h and to_h are temporaries, with no graph.
         free = s is not None and not torch.is_grad_enabled()
         to_h, to_x, to_weight = _normalised_gradients(
             grads, h, x, weight, mean, r, dot, total, free
@@ -214,7 +214,7 @@ def _normalised_gradients(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of Φ above in h, x and weight; ``dot`` is m d and ``total`` m h̄, if known.
 
-    If h is ``free``, its memory becomes that of the second.
+    If h is ``free``, the second is written into its memory.
     """
     u, p, q = cotangents
     count = x.numel() // x.shape[1]
@@ -250,7 +250,7 @@ def _through_slope(
 ) -> tuple[Tensor, Tensor]:
     """Gradients of sum(u g s) in g and in a, of which s is a function.
 
-    If u is ``free``, its memory becomes that of the second.
+    If u is ``free``, the second is written into its memory.
     """
     to_g = u * s
     to_a = (u.sub_(to_g) if free else u - to_g).mul_(g)
@@ -258,12 +258,12 @@ def _through_slope(
 
 
 def _differentiable(s: Tensor, a: Tensor, beta: float) -> Tensor:
-    """s as a function of a where that is wanted, but one where torch takes softplus for linear."""
+    """s, as a function of a if wanted; one where torch's softplus is linear."""
     return torch.where(s == 1, s, -torch.expm1(-beta * a)) if torch.is_grad_enabled() else s
 
 
 def _slope(z: Tensor, beta: float, threshold: float) -> Tensor:
-    """The derivative of softplus, exactly one where torch takes it for linear."""
+    """The derivative of softplus, exactly one where torch's is linear."""
     return _softplus_backward(z.new_ones(()).expand_as(z), z, beta, threshold)
 
 
@@ -286,7 +286,7 @@ def _combined(
 ) -> Tensor:
     """The sum of coefficient [C] times tensor [N, C, ...], and an offset [C].
 
-    It may take the place of the first tensor.
+    It may overwrite the first tensor.
     """
     total: Tensor | None = None
     for coefficient, tensor in terms:

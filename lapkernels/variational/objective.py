@@ -68,19 +68,19 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def fit(self, batch: Batch) -> Tensor:
-        """What the batch contributes, summed over its samples."""
+        """The loss of the batch, summed over its samples."""
 
     @abstractmethod
     def complexity(self) -> Tensor:
-        """What the prior contributes, once for the whole dataset."""
+        """The prior's term, once for the whole dataset."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the model returns."""
+        """The model's outputs."""
         return self.model(*args, **kwargs)
 
     def outputs(self, batch: Batch, weights: Mapping[str, Tensor] | None = None) -> Tensor:
         """Outputs [N, *out] of the model, or with other parameters or buffers in it."""
-        # Copies, which the model may write to, and through which gradients go on.
+        # Copies: the model may write to them, and gradients pass through them.
         args, kwargs = mapped(torch.clone, batch.args), mapped(torch.clone, batch.kwargs)
         if weights is None:
             result = self.model(*args, **kwargs)
@@ -96,11 +96,11 @@ class Objective(nn.Module, ABC):
         return self.likelihood.nll(f, batch.target)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """What the parameters do not say."""
+        """The settings of the prior, which are not parameters."""
         return {"prior_std": self.prior_std, "beta": self.beta, "data_size": self.data_size}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Take back what was saved, if it is of the same parameters."""
+        """Load what was saved; raise if it is of other parameters."""
         if set(state["prior_std"]) != set(self.names):
             raise ValueError("the saved state is of other parameters: build with the same params")
         known = dict(state["prior_std"]), state["beta"], state["data_size"]

@@ -1,8 +1,8 @@
 r"""Squared gradients of single samples, differentiable: :math:`\sum_n \sum_p \sigma_p^2 g_{n,p}^2`.
 
-The forward pass notes where each parameter enters. Of a Linear or convolution the squares come from
-its input and the gradient at its output, by the op ``jacobian_squared_sum``; of the scale and shift
-of a normalisation from copies of them, one for each sample.
+The forward pass records where each parameter enters. For a Linear or convolution the squares come
+from its input and the gradient at its output, by the op ``jacobian_squared_sum``; for the scale and
+shift of a normalisation from copies of them, one for each sample.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Copies:
 
 
 class SampleUses(TorchFunctionMode):
-    """Inside, the model's forward pass is noted; then ``squared_gradients`` of a scalar."""
+    """Inside, the model's forward pass is recorded; then call ``squared_gradients`` of a scalar."""
 
     def __init__(self, parameters: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -104,7 +104,7 @@ class SampleUses(TorchFunctionMode):
         return None if parameter is None else self._names.get(id(parameter))
 
     def add(self, use: _Layer | _Copies) -> None:
-        """Note a use."""
+        """Record a use."""
         self._uses.append(use)
 
     def copies(self, parameter: Tensor | None, samples: int) -> Tensor | None:

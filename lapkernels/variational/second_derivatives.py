@@ -1,10 +1,9 @@
-r"""Second derivatives of convolutions, batch norm and softplus in as few passes as there can be.
+r"""Double backward of convolutions, batch norm and softplus with little work and memory.
 
-The gradient of a function of gradients goes back through the backward pass. What torch runs there
-for a convolution z = w * x are convolutions with the batch as channels, for batch normalisation
-some fifty elementwise ops, and for softplus an exponential each time. Inside
-``lean_second_derivatives`` all three are written out instead, so that the second pass costs about
-twice the first, as its arithmetic says. Everything else is torch's.
+In double backward torch runs convolutions with the batch as channels for a convolution z = w * x,
+some fifty elementwise ops for batch norm, and an exponential each time for softplus. Inside
+``lean_second_derivatives`` their second derivatives are explicit formulas, so that the second pass
+costs about twice the first. Everything else is torch's.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class _Convolution(Function):
 
 
 class _ConvolutionGradient(Function):
-    """From g, x, w to w^T * g, g * x and the sum of g: linear in each, so all follows from them."""
+    """From g, x, w to w^T * g, g * x and the sum of g, each multilinear in g, x and w."""
 
     @staticmethod
     def forward(
@@ -87,7 +86,7 @@ def _convolution(
     func: Any, x: Tensor, weight: Tensor, bias: Tensor | None = None, *rest: Any, **named: Any
 ) -> Tensor | None:
     geometry = convolution_geometry(func, weight, *rest, **named)
-    # Unbatched input, and more padding on one side than on the other, are torch's own.
+    # Unbatched inputs and asymmetric padding are left to torch.
     if x.dim() != weight.dim() or any(before != after for before, after in geometry.padding):
         return None
     how = (
@@ -117,7 +116,7 @@ def _batch_norm(
 
 
 class lean_second_derivatives(TorchFunctionMode):
-    """Inside, convolutions, batch norms and softplus have lean second derivatives."""
+    """Inside, convolutions, batch norms and softplus use these second derivatives."""
 
     def __init__(self) -> None:
         super().__init__()

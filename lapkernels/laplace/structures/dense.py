@@ -19,7 +19,7 @@ from lapkernels.laplace.posterior import Posterior, positive
 class DenseBlocks:
     """B blocks of H, ``matrices`` [B, m, m], over entries of the parameters ``names``.
 
-    ``positions`` [B, m] are places in those parameters, flattened one behind the other.
+    ``positions`` [B, m] are indices into those parameters, flattened and concatenated.
     """
 
     names: tuple[str, ...]
@@ -28,7 +28,7 @@ class DenseBlocks:
 
     @property
     def what(self) -> str:
-        """Whose curvature it is, for messages."""
+        """The parameters' names, for messages."""
         return ", ".join(self.names[:3]) + (", .." if len(self.names) > 3 else "")
 
     @cached_property
@@ -69,7 +69,7 @@ class DenseCovariance(CovarianceBlock):
 
 @dataclass(frozen=True, eq=False)
 class DensePosterior(Posterior):
-    """Blocks that are inverted as they are; each has the entries of its own."""
+    """Independent dense blocks over disjoint entries."""
 
     parts: Sequence[DenseBlocks]
 
@@ -158,7 +158,7 @@ class DensePosterior(Posterior):
 
     @cached_property
     def _factors(self) -> list[Tensor]:
-        """L of each part, kept for the next draw or prediction."""
+        """L of each part, cached for the next draw or prediction."""
         with torch.no_grad():
             return [self._decomposed(part) for part in self.parts]
 
@@ -171,7 +171,7 @@ class DensePosterior(Posterior):
             return cholesky(self._precision(part, part.repaired), what)
 
     def _put(self, part: DenseBlocks, value: Tensor) -> Tensor:
-        """[L.., B, m] at its places in the flattened parameters [L.., P], zero elsewhere."""
+        """[L.., B, m] scattered into the flattened parameters [L.., P], zero elsewhere."""
         size = sum(prod(self.shapes[name]) for name in part.names)
         flat = value.new_zeros(*value.shape[:-2], size)
         return flat.index_copy_(-1, part.positions.flatten(), value.flatten(-2))

@@ -17,7 +17,7 @@ from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 @dataclass(frozen=True)
 class FullMatrix(Structure):
-    """All parameters together, also by the Hessian itself."""
+    """One dense matrix over all parameters, by Gauss-Newton or the Hessian."""
 
     methods = ("exact", "mc", "empirical", "hessian")
     options = ("samples", "sampler", "limit")

@@ -33,13 +33,13 @@ class TrainingColumns:
     summary: Summary
 
     def merge(self, other: TrainingColumns) -> TrainingColumns:
-        """Of both data sets together."""
+        """The rows of both data sets."""
         summary = self.summary.merged(other.summary)
         return TrainingColumns(torch.cat([self.rows, other.rows]), summary)
 
 
 class Rows(JointJacobians):
-    """All Jacobian rows, kept."""
+    """All Jacobian rows, concatenated and cached."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__(parameters)

@@ -1,4 +1,4 @@
-r"""A factor of few columns: H = F Fᵀ with F [P, m].
+r"""Low rank: H = F Fᵀ with F [P, m], m small.
 
 With :math:`M = \sqrt c \, \Lambda^{-1/2} F` the precision is
 :math:`\Lambda^{1/2} (I + M M^T) \Lambda^{1/2}`, and all that is needed follows from the eigenvalues

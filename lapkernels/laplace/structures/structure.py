@@ -1,4 +1,4 @@
-"""What a structure is to the fit: how a batch is measured, how the sum becomes a posterior."""
+"""The interface of a structure: how a batch is measured, how the sum becomes a posterior."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Structure(ABC):
 
     ``methods`` can measure it, the first by default; ``options`` are its own arguments. A structure
     that needs two sweeps over the data names the structure measured in the ``first`` one, whose
-    state it turns into its ``basis``. One that reads the data as often as it likes is ``whole``.
+    state it turns into its ``basis``. A ``whole`` one reads the data by itself, repeatedly.
     """
 
     methods: ClassVar[tuple[str, ...]]
@@ -88,7 +88,7 @@ class Structure(ABC):
 
     @abstractmethod
     def wrong_with(self, state: Any, shapes: Shapes) -> str | None:
-        """What keeps a state out of a file from being one of parameters of these shapes."""
+        """Why a loaded state does not fit parameters of these shapes, or None."""
 
     def pack_basis(self, basis: Any) -> Packed:
         """The basis for a file."""

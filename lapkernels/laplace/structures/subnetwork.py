@@ -41,11 +41,11 @@ class SubnetworkState:
 
     @property
     def summary(self) -> Summary:
-        """What it is a sum of."""
+        """Of the full curvature."""
         return self.full.summary
 
     def merge(self, other: SubnetworkState) -> SubnetworkState:
-        """Of both data sets together, if both are of the same entries."""
+        """The sum of both, which must have the same entries."""
         for name, index in self.entries.by_name.items():
             if not torch.equal(index, other.entries.by_name[name]):
                 raise ValueError(f"the subnetworks differ in {name}: give both the same entries=")
