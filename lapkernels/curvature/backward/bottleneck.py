@@ -18,22 +18,22 @@ from lapkernels.curvature.backward.budget import column_chunks, default_budget
 from lapkernels.curvature.backward.columns import Collector, pull_columns
 from lapkernels.curvature.backward.cost import Cut, Way, chosen_way
 from lapkernels.curvature.backward.windows import local_layout, pull_local
-from lapkernels.curvature.recording.graph import Plan, Section, once_per_plan
+from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.likelihoods import Columns
 from lapkernels.rules import Samples
 from lapkernels.rules.shared import is_shared, joined
 
 
-@once_per_plan
-def cuts(plan: Plan) -> list[Cut]:
+@once_per_graph
+def cuts(graph: Graph) -> list[Cut]:
     """All cuts, from the output on."""
-    live = {id(plan.trace.output)}
-    values = {id(plan.trace.output): plan.trace.output}
-    shared = _shared_range(plan)
+    live = {id(graph.trace.output)}
+    values = {id(graph.trace.output): graph.trace.output}
+    shared = _shared_range(graph)
     found = []
-    for position in reversed(range(len(plan.sample_nodes))):
-        node = plan.sample_nodes[position]
+    for position in reversed(range(len(graph.sample_nodes))):
+        node = graph.sample_nodes[position]
         live -= {id(value) for value in node.outputs}
         for value in node.inputs:
             if value.active and value.samples is not None:
@@ -44,35 +44,37 @@ def cuts(plan: Plan) -> list[Cut]:
     return found
 
 
-def _shared_range(plan: Plan) -> tuple[int, int]:
+def _shared_range(graph: Graph) -> tuple[int, int]:
     """First and last node that use a weight whose Jacobians are added up over uses."""
     places = [
         position
-        for position, node in enumerate(plan.sample_nodes)
-        if any((position, index) not in plan.shares for index in node.rule.uses)
+        for position, node in enumerate(graph.sample_nodes)
+        if any((position, index) not in graph.shares for index in node.rule.uses)
     ]
     return (min(places), max(places)) if places else (0, 0)
 
 
-def pull_compressed(plan: Plan, columns: Columns, collector: Collector, budget: int | None) -> None:
+def pull_compressed(
+    graph: Graph, columns: Columns, collector: Collector, budget: int | None
+) -> None:
     """Carry columns back to the parameters, as windows and compressed where that pays."""
-    size = plan.trace.prediction.element_size()
-    allowed = default_budget(plan, size) if budget is None else budget
-    entry, last = plan.trace.output, len(plan.sample_nodes)
+    size = graph.trace.prediction.element_size()
+    allowed = default_budget(graph, size) if budget is None else budget
+    entry, last = graph.trace.output, len(graph.sample_nodes)
     count, chunk, local = columns.count, columns.chunk, columns.local()
     shared = columns.shared
-    way = way_of(plan, columns, local is not None, allowed)
+    way = way_of(graph, columns, local is not None, allowed)
     if not way.windows:
         local = None
     for cut in [*way.cuts, None]:
         first = 0 if cut is None else cut.position
         section = Section(first, last, entry, None if cut is None else cut.value)
-        layout = None if local is None else local_layout(plan, section)
+        layout = None if local is None else local_layout(graph, section)
         if layout is None or local is None:
-            parts = _chunks(plan, section, count, chunk, shared, collector, allowed)
+            parts = _chunks(graph, section, count, chunk, shared, collector, allowed)
         else:
             parts = pull_local(
-                plan, layout, section, len(local), partial(at_pixels, local), collector, allowed
+                graph, layout, section, len(local), partial(at_pixels, local), collector, allowed
             )
         compressed = None
         for part in parts:
@@ -84,15 +86,15 @@ def pull_compressed(plan: Plan, columns: Columns, collector: Collector, budget: 
         chunk, shared = partial(_rows, compressed), is_shared(compressed)
 
 
-def way_of(plan: Plan, columns: Columns, images: bool, budget: int) -> Way:
+def way_of(graph: Graph, columns: Columns, images: bool, budget: int) -> Way:
     """The cheapest way back for these columns, which may start at pixels of ``images``."""
-    return _way(plan, columns.count, columns.shared, images, budget)
+    return _way(graph, columns.count, columns.shared, images, budget)
 
 
-@once_per_plan
-def _way(plan: Plan, count: int, shared: bool, images: bool, budget: int) -> Way:
-    layout = local_layout(plan, Section.whole(plan)) if images else None
-    return chosen_way(plan, cuts(plan), count, layout=layout, shared=shared, budget=budget)
+@once_per_graph
+def _way(graph: Graph, count: int, shared: bool, images: bool, budget: int) -> Way:
+    layout = local_layout(graph, Section.whole(graph)) if images else None
+    return chosen_way(graph, cuts(graph), count, layout=layout, shared=shared, budget=budget)
 
 
 def at_pixels(local: Tensor, where: tuple[slice, ...]) -> Tensor:
@@ -105,7 +107,7 @@ def _rows(columns: Tensor, first: int, last: int) -> Tensor:
 
 
 def _chunks(
-    plan: Plan,
+    graph: Graph,
     section: Section,
     count: int,
     chunk: Callable[[int, int], Tensor],
@@ -114,9 +116,9 @@ def _chunks(
     budget: int,
 ) -> Iterator[Tensor]:
     """Plain columns, a few at a time; yields them at the section's exit."""
-    size = plan.trace.prediction.element_size()
-    for first, end in column_chunks(plan, count, budget, size, section, shared):
-        part = pull_columns(plan, chunk(first, end), collector, section)
+    size = graph.trace.prediction.element_size()
+    for first, end in column_chunks(graph, count, budget, size, section, shared):
+        part = pull_columns(graph, chunk(first, end), collector, section)
         if part is not None:
             yield part
 

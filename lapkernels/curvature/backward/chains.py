@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lapkernels.curvature.recording.graph import Plan, once_per_plan
+from lapkernels.curvature.recording.graph import Graph, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops import ChainLayer, ChainSums, can_chain, layer_chain
 from lapkernels.ops.conv_weight import weight_by_library
@@ -105,49 +105,38 @@ class Chain:
                     found(name, value)
 
 
-@once_per_plan
-def chains(plan: Plan) -> dict[int, Chain]:
-    """By the position of its last layer, every chain of a plan."""
-    readers = {id(plan.trace.output): 1}
-    makers: dict[int, int] = {}
-    for position, node in enumerate(plan.sample_nodes):
-        for value in node.inputs:
-            readers[id(value)] = readers.get(id(value), 0) + 1
-        makers[id(node.outputs[0])] = position
-
-    def made_for_one(value: Value) -> int | None:
-        """The position of what made a value that is read once."""
-        return makers.get(id(value)) if readers[id(value)] == 1 else None
-
+@once_per_graph
+def chains(graph: Graph) -> dict[int, Chain]:
+    """By the position of its last layer, every chain of a graph."""
     found: dict[int, Chain] = {}
     taken: set[int] = set()
-    for last in reversed(range(len(plan.sample_nodes))):
+    for last in reversed(range(len(graph.sample_nodes))):
         links: list[Link] = []
         position: int | None = last
         while position is not None and position not in taken:
-            link = _link(plan, position, made_for_one)
+            link = _link(graph, position)
             if link is None:
                 break
             taken.add(position)
             links.append(link)
-            position = made_for_one(link.below)
+            position = graph.made_for_one(link.below)
         if links:
             found[last] = Chain(links)
     return found
 
 
-def _link(plan: Plan, position: int, made_for_one: Callable[[Value], int | None]) -> Link | None:
+def _link(graph: Graph, position: int) -> Link | None:
     """The link that ends with the layer at a position, if there is one."""
-    node = plan.sample_nodes[position]
+    node = graph.sample_nodes[position]
     rule, use = node.rule, node.rule.uses.get(1)
     if not isinstance(use, WeightUse) or not _is_ours(rule, use, node.inputs[0].shape):
         return None
-    shares = {index: plan.shares.get((position, index)) for index in rule.uses}
+    shares = {index: graph.shares.get((position, index)) for index in rule.uses}
     if any(share is None or share.chain for share in shares.values()):
         return None
     names = {index: share.name for index, share in shares.items() if share is not None}
-    maker = made_for_one(node.inputs[0])
-    below = None if maker is None else plan.sample_nodes[maker]
+    maker = graph.made_for_one(node.inputs[0])
+    below = None if maker is None else graph.sample_nodes[maker]
     activation = below if below is not None and below.rule.is_activation else None
     return Link(node, activation, names.get(1), names.get(2))
 
@@ -155,7 +144,7 @@ def _link(plan: Plan, position: int, made_for_one: Callable[[Value], int | None]
 def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
     """Whether our kernels are the faster ones for a layer whose input has the shape ``x``.
 
-    That is asked of plans without tensors too.
+    That is asked of graphs without tensors too.
     """
     if isinstance(rule, Linear):
         return isinstance(use, RowsUse) and x[0] <= ROWS

@@ -14,8 +14,9 @@ from math import prod
 
 from torch import Tensor
 
+from lapkernels.curvature.backward.budget import layer_below, overwritten
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.recording.graph import Plan, Section, Share
+from lapkernels.curvature.recording.graph import Graph, Section, Share
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops.chunks import row_chunks
 from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
@@ -48,36 +49,36 @@ class Collector(ABC):
 
 
 def pull_columns(
-    plan: Plan, s: Tensor, collector: Collector, section: Section | None = None
+    graph: Graph, s: Tensor, collector: Collector, section: Section | None = None
 ) -> Tensor | None:
     """Carry columns ``s`` [V, *entry] back through a section of the model by its rules.
 
     Returns the columns at the section's exit.
     """
-    section = section or Section.whole(plan)
+    section = section or Section.whole(graph)
     at: dict[int, Tensor] = {id(section.entry): s}
     scaled: dict[int, Scaled] = {}
     waiting: list[tuple[Node, int, Tensor]] = []
     for position in reversed(range(section.first, section.last)):
-        node = plan.sample_nodes[position]
-        wanted = [value.active and value.samples is not None for value in node.inputs]
+        node = graph.sample_nodes[position]
+        wanted = node.wanted
         if position in scaled:
-            _add(at, node, _pull_scaled(plan, position, scaled[position], collector), wanted)
+            _add(at, node, _pull_scaled(graph, position, scaled[position], collector), wanted)
             continue
         outs = [at.pop(id(value), None) for value in node.outputs]
         if all(out is None for out in outs):
             continue
-        below = plan.layer_below(position, section)
-        if below is not None and _scales(plan.sample_nodes[below], outs[0]):
+        below = layer_below(graph, position, section)
+        if below is not None and _scales(graph.sample_nodes[below], outs[0]):
             scaled[below] = _scaled(node, outs[0])
             continue
-        hand_out(plan, position, outs, collector, waiting)
+        hand_out(graph, position, outs, collector, waiting)
         if any(wanted):
-            own = position in plan.overwrites and node.outputs[0] is not section.entry
+            own = position in overwritten(graph) and node.outputs[0] is not section.entry
             with naming(node):
                 parts = _overwritten(node, outs) if own else node.rule.columns(outs, wanted)
             _add(at, node, parts, wanted)
-    pull_weights(plan, waiting, s.shape[0], collector)
+    pull_weights(graph, waiting, s.shape[0], collector)
     return None if section.exit is None else at.get(id(section.exit))
 
 
@@ -93,22 +94,22 @@ def _scales(layer: Node, s: Tensor | None) -> bool:
 def _scaled(node: Node, s: Tensor | None) -> Scaled:
     """Columns behind an activation, from those that are shared by all samples."""
     assert s is not None
-    wanted = [value.active and value.samples is not None for value in node.inputs]
+    wanted = node.wanted
     with naming(node):
         (factor,) = (d for d in derivatives(node.rule, s.shape[1:], s, wanted) if d is not None)
     return Scaled(s[:, 0], factor)
 
 
 def _pull_scaled(
-    plan: Plan, position: int, columns: Scaled, collector: Collector
+    graph: Graph, position: int, columns: Scaled, collector: Collector
 ) -> list[Tensor | None]:
-    node = plan.sample_nodes[position]
+    node = graph.sample_nodes[position]
     for index in node.rule.uses:
         with naming(node):
-            collector.scaled(plan.shares[position, index], columns)
+            collector.scaled(graph.shares[position, index], columns)
     matrix = linear_matrix(node.rule)
     assert matrix is not None
-    active = [value.active and value.samples is not None for value in node.inputs]
+    active = node.wanted
     return [columns.product(matrix) if want else None for want in active]
 
 
@@ -119,24 +120,24 @@ def _overwritten(node: Node, outs: list[Tensor | None]) -> list[Tensor | None]:
 
 
 def hand_out(
-    plan: Plan,
+    graph: Graph,
     position: int,
     outs: Sequence[Tensor | None],
     collector: Collector,
     waiting: list[tuple[Node, int, Tensor]],
 ) -> None:
     """Give the columns at a node's results to its parameters; those with other uses are to wait."""
-    node = plan.sample_nodes[position]
+    node = graph.sample_nodes[position]
     out = outs[0]
     if node.rule.uses and any(other is not None for other in outs[1:]):
         raise Refused(f"{node.where} uses a parameter, and a result of it other than the first")
     if out is not None:
         for index in node.rule.uses:
-            hand_out_one(plan, position, index, out, collector, waiting)
+            hand_out_one(graph, position, index, out, collector, waiting)
 
 
 def hand_out_one(
-    plan: Plan,
+    graph: Graph,
     position: int,
     index: int,
     out: Tensor,
@@ -144,8 +145,8 @@ def hand_out_one(
     waiting: list[tuple[Node, int, Tensor]],
 ) -> None:
     """Give the columns at a node's result to its operand ``index``."""
-    node = plan.sample_nodes[position]
-    share = plan.shares.get((position, index))
+    node = graph.sample_nodes[position]
+    share = graph.shares.get((position, index))
     if share is None:
         waiting.append((node, index, out))
     else:
@@ -154,21 +155,21 @@ def hand_out_one(
 
 
 def pull_weights(
-    plan: Plan, waiting: list[tuple[Node, int, Tensor]], columns: int, collector: Collector
+    graph: Graph, waiting: list[tuple[Node, int, Tensor]], columns: int, collector: Collector
 ) -> None:
     """Add up the Jacobians of all uses and carry them on to the parameters."""
     if not waiting:
         return
     # A movement hands on the memory it was given; other ops may give one tensor to two operands.
-    moved = all(isinstance(n.rule, Movement) and len(n.inputs) == 1 for n in plan.weight_nodes)
+    moved = all(isinstance(n.rule, Movement) and len(n.inputs) == 1 for n in graph.weight_nodes)
     weights = {id(value): prod(value.shape) for value in (n.inputs[i] for n, i, _ in waiting)}
-    for rows in row_chunks(plan.trace.count, columns * sum(weights.values())):
+    for rows in row_chunks(graph.trace.count, columns * sum(weights.values())):
         # A function of its own, so that nothing of these samples is held while the next ones come.
-        _pull_weights_of(plan, waiting, rows, moved, collector)
+        _pull_weights_of(graph, waiting, rows, moved, collector)
 
 
 def _pull_weights_of(
-    plan: Plan,
+    graph: Graph,
     waiting: list[tuple[Node, int, Tensor]],
     rows: slice,
     moved: bool,
@@ -179,15 +180,15 @@ def _pull_weights_of(
     for node, index, s in waiting:
         use, value = node.rule.uses[index], node.inputs[index]
         with naming(node):
-            if len(s) == 1 and len(range(plan.trace.count)[rows]) == 1:
+            if len(s) == 1 and len(range(graph.trace.count)[rows]) == 1:
                 # A single G may be as large as the parameter: all uses add to one.
-                use.add_jacobian(_place(plan, at, value, s), s, rows)
+                use.add_jacobian(_place(graph, at, value, s), s, rows)
                 continue
             g = use.jacobian(s, rows)
         # Products make a G of their own; others may hand out a view of the columns.
         own = isinstance(use, (WeightUse, EmbeddingUse))
         _add_into(at, id(value), g if own else g.clone())
-    for node in reversed(plan.weight_nodes):
+    for node in reversed(graph.weight_nodes):
         outs = [at.pop(id(value), None) for value in node.outputs]
         if all(out is None for out in outs):
             continue
@@ -201,25 +202,22 @@ def _pull_weights_of(
             _add_into(at, id(node.inputs[0]), parts[0])
         else:
             _add(at, node, parts, wanted)
-    for name, value in plan.trace.parameters.items():
+    for name, value in graph.trace.parameters.items():
         if id(value) in at:
             collector.jacobian(name, at[id(value)], rows)
 
 
-def _place(plan: Plan, at: dict[int, Tensor], value: Value, like: Tensor) -> Tensor:
+def _place(graph: Graph, at: dict[int, Tensor], value: Value, like: Tensor) -> Tensor:
     """Where G of one column and sample is to be added up, [1, 1, *value.shape].
 
     That of a transposed weight is a view of that of the weight.
     """
-    moves: list[Permute] = []
-    while (maker := plan.weight_makers.get(id(value))) and isinstance(maker.rule, Permute):
-        moves.append(maker.rule)
-        value = maker.inputs[0]
-    if id(value) not in at:
-        at[id(value)] = like.new_zeros(1, 1, *value.shape)
-    g = at[id(value)]
-    for move in reversed(moves):
-        g = move.push(g[0, 0])[None, None]
+    origin, chain = graph.behind_views(value, kind=Permute)
+    if id(origin) not in at:
+        at[id(origin)] = like.new_zeros(1, 1, *origin.shape)
+    g = at[id(origin)]
+    for step in reversed(chain):
+        g = step.rule.push(g[0, 0])[None, None]
     return g
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, prod
 
+from lapkernels.curvature.backward.budget import layer_below
 from lapkernels.curvature.backward.windows import Layout, most_pixels, tile_count
-from lapkernels.curvature.recording.graph import Plan, Section, once_per_plan
+from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.rules import WeightUse
 from lapkernels.rules.affine import linear_matrix
@@ -50,27 +51,27 @@ def decomposition(columns: int, features: int) -> float:
     return columns * features * (1.5 * features + 250)
 
 
-@once_per_plan
-def products(plan: Plan, position: int) -> tuple[float, float]:
+@once_per_graph
+def products(graph: Graph, position: int) -> tuple[float, float]:
     """Multiply-adds of one column at a node: pulled back, and squared into the parameters."""
-    node = plan.sample_nodes[position]
+    node = graph.sample_nodes[position]
     pulled = summed = 0.0
     for use in node.rule.uses.values():
         if isinstance(use, WeightUse):
             layer = float(prod(use.shape) * use.positions * use.count)
             summed += 0.0 if use.positions == 1 else layer
-            if any(value.active and value.samples is not None for value in node.inputs):
+            if any(node.wanted):
                 pulled += layer
     return pulled, summed
 
 
-def column_cost(plan: Plan, position: int, layout: Layout | None = None) -> float:
+def column_cost(graph: Graph, position: int, layout: Layout | None = None) -> float:
     """One column of all samples at a node, as a window where the layout has windows."""
-    node = plan.sample_nodes[position]
+    node = graph.sample_nodes[position]
     share = window_share(node.outputs[0], layout)
     values = [one for one in (*node.inputs, *node.outputs) if one.active and one.samples]
     moved = ENTRY * sum(prod(value.shape) for value in values) * share
-    pulled, summed = products(plan, position)
+    pulled, summed = products(graph, position)
     if not pulled and not summed:
         return moved * (1 if share == 1 else 2)
     # Convolutions of few channels run far from peak.
@@ -81,12 +82,12 @@ def column_cost(plan: Plan, position: int, layout: Layout | None = None) -> floa
     return moved + pulled * (1 + 100 * small) + summed * (0.9 + 20 * small)
 
 
-def windows_cost(plan: Plan, section: Section, layout: Layout, count: int, budget: int) -> float:
+def windows_cost(graph: Graph, section: Section, layout: Layout, count: int, budget: int) -> float:
     """``count`` columns that start at the pixels of a section's entry, as windows."""
     samples, _, *size = section.entry.shape
     each = count // max(1, prod(size)) * samples * section.entry.dtype.itemsize
     tiles = tile_count(size, layout.multiple, most_pixels(layout, each, budget))
-    return sum(count * column_cost(plan, p, layout) + CALL * tiles for p in layout.positions)
+    return sum(count * column_cost(graph, p, layout) + CALL * tiles for p in layout.positions)
 
 
 def summed_of(use: object) -> bool:
@@ -100,15 +101,15 @@ def window_share(value: Value, layout: Layout | None) -> float:
     return 1.0 if place is None else prod(place.width) / prod(value.shape[2:])
 
 
-@once_per_plan
-def shared_layers(plan: Plan, section: Section) -> tuple[set[int], int | None]:
+@once_per_graph
+def shared_layers(graph: Graph, section: Section) -> tuple[set[int], int | None]:
     """Nodes that columns shared by all samples pass once, and the layer that ends the sharing."""
     at, once = id(section.entry), set()
     for position in reversed(range(section.first, section.last)):
-        node = plan.sample_nodes[position]
+        node = graph.sample_nodes[position]
         if id(node.outputs[0]) != at:
             continue
-        below = plan.layer_below(position, section)
+        below = layer_below(graph, position, section)
         if below is not None:
             return {*once, position}, below
         if linear_matrix(node.rule) is None:
@@ -119,7 +120,7 @@ def shared_layers(plan: Plan, section: Section) -> tuple[set[int], int | None]:
 
 
 def chosen_way(
-    plan: Plan,
+    graph: Graph,
     cuts: list[Cut],
     count: int,
     *,
@@ -131,19 +132,19 @@ def chosen_way(
 
     ``layout`` has the windows of the whole way back, if columns may be windows.
     """
-    size = plan.trace.prediction.element_size()
-    nodes = len(plan.sample_nodes)
-    samples = plan.trace.count
-    once, scaled = shared_layers(plan, Section.whole(plan)) if shared else (set(), None)
-    costs = [column_cost(plan, p) / (samples if p in once else 1) for p in range(nodes)]
+    size = graph.trace.prediction.element_size()
+    nodes = len(graph.sample_nodes)
+    samples = graph.trace.count
+    once, scaled = shared_layers(graph, Section.whole(graph)) if shared else (set(), None)
+    costs = [column_cost(graph, p) / (samples if p in once else 1) for p in range(nodes)]
     plain = [0.0, *accumulate(costs)]
-    triangle = 0.0 if scaled is None else (1 - TRIANGLE) * products(plan, scaled)[0]
+    triangle = 0.0 if scaled is None else (1 - TRIANGLE) * products(graph, scaled)[0]
     windowed, calls = plain, 0.0
     if layout is not None:
-        windowed = [0.0, *accumulate(column_cost(plan, p, layout) for p in range(nodes))]
-        pixels = max(1, prod(plan.trace.output.shape[2:]))
+        windowed = [0.0, *accumulate(column_cost(graph, p, layout) for p in range(nodes))]
+        pixels = max(1, prod(graph.trace.output.shape[2:]))
         most = most_pixels(layout, count // pixels * samples * size, budget)
-        calls = CALL * tile_count(plan.trace.output.shape[2:], layout.multiple, most)
+        calls = CALL * tile_count(graph.trace.output.shape[2:], layout.multiple, most)
     starts = {True: [True], False: [False], None: [False, True]}[choice("windows")]
     if layout is None:
         starts = [False]

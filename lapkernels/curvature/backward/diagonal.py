@@ -10,22 +10,22 @@ from torch import Tensor
 from lapkernels.curvature.backward.chains import Found, chains
 from lapkernels.curvature.backward.columns import accumulate, naming
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.recording.graph import Plan, Share, Step, once_per_plan
+from lapkernels.curvature.recording.graph import Graph, Share, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import Use
 
 
-def pull_diagonal(plan: Plan, m: Tensor, found: Found) -> None:
+def pull_diagonal(graph: Graph, m: Tensor, found: Found) -> None:
     """Carry the diagonal ``m`` [*output] back; ``found`` gets each parameter's share, a new tensor.
 
     A chain of layers is passed in one call. Elsewhere an activation in front of a layer that can
     multiply by its squared derivative is passed with the layer, in one go over memory.
     """
-    at: dict[int, Tensor] = {id(plan.trace.output): m}
-    activations = _activations(plan)
-    linked = chains(plan)
-    for position in reversed(range(len(plan.sample_nodes))):
-        node = plan.sample_nodes[position]
+    at: dict[int, Tensor] = {id(graph.trace.output): m}
+    activations = _activations(graph)
+    linked = chains(graph)
+    for position in reversed(range(len(graph.sample_nodes))):
+        node = graph.sample_nodes[position]
         outs = [at.pop(id(value), None) for value in node.outputs]
         if all(out is None for out in outs):
             continue
@@ -35,36 +35,36 @@ def pull_diagonal(plan: Plan, m: Tensor, found: Found) -> None:
             if below is not None:
                 accumulate(at, id(chain.below), below)
             continue
-        hand_out_diagonal(plan, position, outs, found)
+        hand_out_diagonal(graph, position, outs, found)
         before = activations.get(position)
-        wanted = [value.active and value.samples is not None for value in node.inputs]
+        wanted = node.wanted
         parts = _pull(node, outs, wanted, before)
         for value, part in zip(_inputs(node, before), parts, strict=True):
             if part is not None:
                 accumulate(at, id(value), part)
 
 
-def passes_both(plan: Plan, like: Tensor) -> bool:
+def passes_both(graph: Graph, like: Tensor) -> bool:
     """Whether a diagonal and a gradient, of a kind ``like`` a tensor, can go back together."""
-    return _chains_hold_all(plan) and all(chain.takes(like) for chain in chains(plan).values())
+    return _chains_hold_all(graph) and all(chain.takes(like) for chain in chains(graph).values())
 
 
-@once_per_plan
-def _chains_hold_all(plan: Plan) -> bool:
+@once_per_graph
+def _chains_hold_all(graph: Graph) -> bool:
     """Whether every parameter belongs to a chain."""
-    inside = {id(link.layer) for chain in chains(plan).values() for link in chain.links}
-    alone = [node for node in plan.sample_nodes if id(node) not in inside]
-    return not plan.weight_nodes and not any(
+    inside = {id(link.layer) for chain in chains(graph).values() for link in chain.links}
+    alone = [node for node in graph.sample_nodes if id(node) not in inside]
+    return not graph.weight_nodes and not any(
         node.rule.uses or node.rule.passes_activation for node in alone
     )
 
 
-def pull_both(plan: Plan, m: Tensor, g: Tensor, found: Found, gradient: Found) -> None:
+def pull_both(graph: Graph, m: Tensor, g: Tensor, found: Found, gradient: Found) -> None:
     """Carry a diagonal and a gradient, both [*output], back in one go over the model.
 
     ``found`` and ``gradient`` get each parameter's share, a new tensor.
     """
-    at: dict[int, tuple[Tensor, Tensor]] = {id(plan.trace.output): (m, g)}
+    at: dict[int, tuple[Tensor, Tensor]] = {id(graph.trace.output): (m, g)}
 
     def add(value: Value, diagonal: Tensor | None, column: Tensor | None) -> None:
         if diagonal is not None and column is not None:
@@ -72,9 +72,9 @@ def pull_both(plan: Plan, m: Tensor, g: Tensor, found: Found, gradient: Found) -
             both = (diagonal, column)
             at[id(value)] = both if known is None else (known[0] + both[0], known[1] + both[1])
 
-    linked = chains(plan)
-    for position in reversed(range(len(plan.sample_nodes))):
-        node = plan.sample_nodes[position]
+    linked = chains(graph)
+    for position in reversed(range(len(graph.sample_nodes))):
+        node = graph.sample_nodes[position]
         pairs = [at.pop(id(value), None) for value in node.outputs]
         if all(pair is None for pair in pairs):
             continue
@@ -82,7 +82,7 @@ def pull_both(plan: Plan, m: Tensor, g: Tensor, found: Found, gradient: Found) -
         if chain is not None and first is not None:
             add(chain.below, *chain.pull(first[0], found, first[1], gradient))
             continue
-        wanted = [value.active and value.samples is not None for value in node.inputs]
+        wanted = node.wanted
         if not any(wanted):
             continue
         diagonals = [None if pair is None else pair[0] for pair in pairs]
@@ -95,36 +95,36 @@ def pull_both(plan: Plan, m: Tensor, g: Tensor, found: Found, gradient: Found) -
                 add(value, diagonal, column[0])
 
 
-def push_variance(plan: Plan, variance: Mapping[str, Tensor]) -> Tensor:
+def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:
     """Carry the variances of parameters forward to the output: the transpose of ``pull_diagonal``.
 
     Every op is transposed alone, so that no graph of all ops is in memory, and a variance is
     forgotten once the last op has read it.
     """
     at: dict[int, Tensor] = {}
-    activations = _activations(plan)
+    activations = _activations(graph)
     passed = {id(before) for before in activations.values()}
     steps = [
         (position, _inputs(node, activations.get(position)))
-        for position, node in enumerate(plan.sample_nodes)
+        for position, node in enumerate(graph.sample_nodes)
         if id(node) not in passed
     ]
     last = {id(value): position for position, inputs in steps for value in inputs}
-    last[id(plan.trace.output)] = len(plan.sample_nodes)
+    last[id(graph.trace.output)] = len(graph.sample_nodes)
     for position, inputs in steps:
         known = [at.get(id(value)) for value in inputs]
         for value in inputs:
             if last[id(value)] == position:
                 at.pop(id(value), None)
-        results = plan.sample_nodes[position].outputs
+        results = graph.sample_nodes[position].outputs
         outputs = [value for value in results if value.active and id(value) in last]
-        pushed = _push(plan, position, known, outputs, activations.get(position), variance)
+        pushed = _push(graph, position, known, outputs, activations.get(position), variance)
         at.update(zip(map(id, outputs), pushed, strict=True))
-    return at[id(plan.trace.output)]
+    return at[id(graph.trace.output)]
 
 
 def _push(
-    plan: Plan,
+    graph: Graph,
     position: int,
     known: list[Tensor | None],
     outputs: list[Value],
@@ -136,10 +136,10 @@ def _push(
     A diagonal m at the results is turned into D(m) at operands and parameters, linear in m. The
     transpose takes variances v there to the gradient of <v, D(m)> in m, the same at every m.
     """
-    direct = _pushed_directly(plan, position, known, before, variance)
+    direct = _pushed_directly(graph, position, known, before, variance)
     if direct is not None:
         return [direct]
-    node, like = plan.sample_nodes[position], plan.trace.prediction
+    node, like = graph.sample_nodes[position], graph.trace.prediction
     m = {id(one): like.new_zeros(one.shape, dtype=one.dtype).requires_grad_() for one in outputs}
     total: dict[int, Tensor] = {}
 
@@ -151,7 +151,7 @@ def _push(
 
     with torch.enable_grad():
         outs = [m.get(id(value)) for value in node.outputs]
-        hand_out_diagonal(plan, position, outs, lambda name, d: add([d], [variance[name]]))
+        hand_out_diagonal(graph, position, outs, lambda name, d: add([d], [variance[name]]))
         parts = _pull(node, outs, [v is not None for v in known], before)
         pairs = [(d, v) for d, v in zip(parts, known, strict=True) if d is not None]
         if pairs:
@@ -160,17 +160,17 @@ def _push(
 
 
 def _pushed_directly(
-    plan: Plan,
+    graph: Graph,
     position: int,
     known: list[Tensor | None],
     before: Node | None,
     variance: Mapping[str, Tensor],
 ) -> Tensor | None:
     """What the rule of a node with one result makes of variances, if it has a formula for them."""
-    node = plan.sample_nodes[position]
+    node = graph.sample_nodes[position]
     weights: dict[int, Tensor] = {}
     for index in node.rule.uses:
-        share = plan.shares.get((position, index))
+        share = graph.shares.get((position, index))
         if share is None:
             return None
         weights[index] = share.to_weight(variance[share.name])
@@ -198,54 +198,40 @@ def _pull(
     return [part if want else None for part, want in zip(parts, wanted, strict=True)]
 
 
-@once_per_plan
-def _activations(plan: Plan) -> dict[int, Node]:
+@once_per_graph
+def _activations(graph: Graph) -> dict[int, Node]:
     """By the position of a layer: the activation that made its input, for this layer alone."""
-    readers = {id(plan.trace.output): 1}
-    makers: dict[int, Node] = {}
     found: dict[int, Node] = {}
-    for node in plan.sample_nodes:
-        for value in node.inputs:
-            readers[id(value)] = readers.get(id(value), 0) + 1
-        if node.rule.is_activation:
-            makers[id(node.outputs[0])] = node
-    for position, node in enumerate(plan.sample_nodes):
-        if node.rule.passes_activation:
-            maker = makers.get(id(node.inputs[0]))
-            if maker is not None and readers[id(node.inputs[0])] == 1:
-                found[position] = maker
+    for position, node in enumerate(graph.sample_nodes):
+        maker = graph.made_for_one(node.inputs[0]) if node.rule.passes_activation else None
+        if maker is not None and graph.sample_nodes[maker].rule.is_activation:
+            found[position] = graph.sample_nodes[maker]
     return found
 
 
 def hand_out_diagonal(
-    plan: Plan,
+    graph: Graph,
     position: int,
     outs: Sequence[Tensor | None],
     found: Found,
 ) -> None:
     """Give every parameter of a node its share of a diagonal at the node's result."""
-    node, out = plan.sample_nodes[position], outs[0]
+    node, out = graph.sample_nodes[position], outs[0]
     if out is None:
         return
     for index, use in node.rule.uses.items():
-        share = plan.shares.get((position, index)) or _moved(plan, node, index, use)
+        share = graph.shares.get((position, index)) or _moved(graph, node, index, use)
         with naming(node):
             found(share.name, share.to_parameter(use.squared(out)))
 
 
-def _moved(plan: Plan, node: Node, index: int, use: Use) -> Share:
+def _moved(graph: Graph, node: Node, index: int, use: Use) -> Share:
     """The share of a parameter that is only moved on its way to the op, whoever else reads it."""
-    makers = {id(value): maker for maker in plan.weight_nodes for value in maker.outputs}
-    value, chain = node.inputs[index], []
-    while value.parameter is None:
-        maker = makers.get(id(value))
-        step = None if maker is None else Step.of(maker, value)
-        if maker is None or step is None:
-            raise Refused(
-                f"{node.where}: the approximate diagonal needs its weight to be a parameter, not "
-                "an expression of parameters; methods 'exact', 'mc' and 'empirical' and "
-                "predictive_variance work"
-            )
-        chain.append(step)
-        value = maker.inputs[0]
-    return Share(value.parameter, node.path, use, tuple(chain))
+    value, chain = graph.behind_views(node.inputs[index], one_to_one=False)
+    if value.parameter is None:
+        raise Refused(
+            f"{node.where}: the approximate diagonal needs its weight to be a parameter, not an "
+            "expression of parameters; methods 'exact', 'mc' and 'empirical' and "
+            "predictive_variance work"
+        )
+    return Share(value.parameter, node.path, use, chain)

@@ -33,7 +33,7 @@ from lapkernels.curvature.backward.columns import (
 from lapkernels.curvature.backward.cost import FORCED, Cut, column_cost, decomposition, windows_cost
 from lapkernels.curvature.backward.diagonal import hand_out_diagonal
 from lapkernels.curvature.backward.windows import local_layout, pull_local
-from lapkernels.curvature.recording.graph import Plan, Section
+from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.likelihoods import Columns
 from lapkernels.ops.chunks import slices
@@ -43,7 +43,7 @@ from lapkernels.rules.uses import is_constant
 
 
 def pull_mixed(
-    plan: Plan,
+    graph: Graph,
     start: Columns | Tensor,
     threshold: float,
     collector: Collector,
@@ -54,11 +54,11 @@ def pull_mixed(
 
     ``collector`` gets columns and ``found`` each parameter's share of a diagonal.
     """
-    size = plan.trace.prediction.element_size()
-    allowed = default_budget(plan, size) if budget is None else budget
-    step = max(1, allowed // (size * _entries(plan, threshold)))
-    output, nodes = plan.trace.output, plan.sample_nodes
-    mixed = _Mixed(plan, threshold, collector, step, allowed)
+    size = graph.trace.prediction.element_size()
+    allowed = default_budget(graph, size) if budget is None else budget
+    step = max(1, allowed // (size * _entries(graph, threshold)))
+    output, nodes = graph.trace.output, graph.sample_nodes
+    mixed = _Mixed(graph, threshold, collector, step, allowed)
     if isinstance(start, Tensor):
         mixed.diagonals[id(output)] = start
     else:
@@ -71,12 +71,12 @@ def pull_mixed(
         for index, (value, m) in enumerate(zip(node.outputs, outs, strict=True)):
             if m is not None and _narrow(value, threshold) and not mixed.widens(position):
                 outs[index] = None
-                count, chunk = features(value), partial(_as_columns, m, value)
+                count, chunk = value.features, partial(_as_columns, m, value)
                 local = (value.shape[1], partial(_unit_columns_at, m)) if m.dim() > 2 else None
                 mixed.carry_all(value, count, chunk, position + 1, local)
         if any(out is not None for out in outs):
-            hand_out_diagonal(plan, position, outs, found)
-            wanted = _wanted(node)
+            hand_out_diagonal(graph, position, outs, found)
+            wanted = node.wanted
             if any(wanted):
                 with naming(node):
                     parts = node.rule.diagonal(outs, wanted)
@@ -87,7 +87,7 @@ def pull_mixed(
 class _Mixed:
     """Diagonals by value, where they have come to so far."""
 
-    plan: Plan
+    graph: Graph
     threshold: float
     collector: Collector
     step: int
@@ -96,13 +96,13 @@ class _Mixed:
 
     def widens(self, position: int) -> bool:
         """Whether a layer has wide inputs only, and parameters that no one else reads."""
-        node = self.plan.sample_nodes[position]
+        node = self.graph.sample_nodes[position]
         return (
             isinstance(node.rule, (Convolution, Linear))
-            and all((position, index) in self.plan.shares for index in node.rule.uses)
+            and all((position, index) in self.graph.shares for index in node.rule.uses)
             and not any(
                 want and _narrow(value, self.threshold)
-                for value, want in zip(node.inputs, _wanted(node), strict=True)
+                for value, want in zip(node.inputs, node.wanted, strict=True)
             )
         )
 
@@ -126,7 +126,7 @@ class _Mixed:
             fewer = None
             for some in slices(count, self.step):
                 s = chunk(some.start, some.stop)
-                part = pull_columns(self.plan, s, self.collector, section)
+                part = pull_columns(self.graph, s, self.collector, section)
                 fewer = fewer if part is None else compress(part, fewer, cut.value)
             if fewer is None:
                 return
@@ -148,22 +148,22 @@ class _Mixed:
         """Carry columns as windows to where values are wide, if that is less than ``cost``."""
         wide = [
             value
-            for node in self.plan.sample_nodes[:last]
+            for node in self.graph.sample_nodes[:last]
             for value in node.outputs
             if value is not start and not _narrow(value, self.threshold)
         ]
         section = Section(0, last, start, ends=tuple(wide))
-        layout = local_layout(self.plan, section)
+        layout = local_layout(self.graph, section)
         wanted = choice("windows")
         if layout is None or wanted is False:
             return False
-        if not wanted and windows_cost(self.plan, section, layout, count, self.budget) >= cost:
+        if not wanted and windows_cost(self.graph, section, layout, count, self.budget) >= cost:
             return False
 
         def ended(value: Value, squares: Tensor) -> None:
             accumulate(self.diagonals, id(value), squares)
 
-        way = (self.plan, layout, section, columns, local, self.collector, self.budget)
+        way = (self.graph, layout, section, columns, local, self.collector, self.budget)
         for _ in pull_local(*way, ended):
             pass
         return True
@@ -172,18 +172,18 @@ class _Mixed:
         """The cut before any wide value at which compression costs least, or none, and the cost."""
         narrow = [
             all(_narrow(value, self.threshold) for value in node.outputs)
-            for node in self.plan.sample_nodes[:last]
+            for node in self.graph.sample_nodes[:last]
         ]
-        costs = [column_cost(self.plan, p) if narrow[p] else 0.0 for p in range(last)]
+        costs = [column_cost(self.graph, p) if narrow[p] else 0.0 for p in range(last)]
         wide = max((p for p in range(last) if not narrow[p]), default=-1)
         best: tuple[Cut | None, float] = (None, count * sum(costs))
-        for cut in cuts(self.plan) if choice("compressed") is not False else []:
-            d = features(cut.value)
+        for cut in cuts(self.graph) if choice("compressed") is not False else []:
+            d = cut.value.features
             if not (wide < cut.position < last and 0 < d < count):
                 continue
             above, below = sum(costs[cut.position :]), sum(costs[: cut.position])
             compressed = FORCED if choice("compressed") else decomposition(count, d)
-            cost = count * above + d * below + compressed * self.plan.trace.count
+            cost = count * above + d * below + compressed * self.graph.trace.count
             if cost < best[1]:
                 best = cut, cost
         return best
@@ -193,34 +193,24 @@ class _Mixed:
         at = {id(start): s}
         waiting: list[tuple[Node, int, Tensor]] = []
         for position in reversed(range(last)):
-            node = self.plan.sample_nodes[position]
+            node = self.graph.sample_nodes[position]
             outs = [at.pop(id(value), None) for value in node.outputs]
             for index, (value, out) in enumerate(zip(node.outputs, outs, strict=True)):
                 if out is not None and not _narrow(value, self.threshold):
                     accumulate(self.diagonals, id(value), out.square().sum(0))
                     outs[index] = None
             if any(out is not None for out in outs):
-                hand_out(self.plan, position, outs, self.collector, waiting)
-                wanted = _wanted(node)
+                hand_out(self.graph, position, outs, self.collector, waiting)
+                wanted = node.wanted
                 if any(wanted):
                     with naming(node):
                         parts = node.rule.columns(outs, wanted)
                     _add(at, node, parts, wanted)
-        pull_weights(self.plan, waiting, s.shape[0], self.collector)
-
-
-def features(value: Value) -> int:
-    """Number of features of each sample."""
-    assert value.samples is not None
-    return prod(value.shape) // value.samples.count
+        pull_weights(self.graph, waiting, s.shape[0], self.collector)
 
 
 def _narrow(value: Value, threshold: float) -> bool:
-    return value.samples is not None and features(value) <= threshold
-
-
-def _wanted(node: Node) -> list[bool]:
-    return [value.active and value.samples is not None for value in node.inputs]
+    return value.samples is not None and value.features <= threshold
 
 
 def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: list[bool]) -> None:
@@ -229,12 +219,12 @@ def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: 
             accumulate(at, id(value), part)
 
 
-def _entries(plan: Plan, threshold: float) -> int:
+def _entries(graph: Graph, threshold: float) -> int:
     """Most numbers that one column has at a node with a narrow result, before and after it."""
     most = 1
-    for node in plan.sample_nodes:
+    for node in graph.sample_nodes:
         if any(_narrow(value, threshold) for value in node.outputs):
-            inputs = [v for v, want in zip(node.inputs, _wanted(node), strict=True) if want]
+            inputs = [v for v, want in zip(node.inputs, node.wanted, strict=True) if want]
             most = max(most, sum(prod(value.shape) for value in (*inputs, *node.outputs)))
     return most
 
@@ -254,7 +244,7 @@ def _as_columns(m: Tensor, value: Value, first: int, last: int) -> Tensor:
     same = is_constant(parts)
     root = parts[:1] if same else parts
     root = root.flatten(1)[:, first:last].sqrt()  # [N, k], of one sample if all are the same
-    columns = m.new_zeros(root.shape[1], len(root), features(value))
+    columns = m.new_zeros(root.shape[1], len(root), value.features)
     columns.diagonal(first, 0, 2).copy_(root)
     columns = columns.unflatten(2, parts.shape[1:]).expand(-1, *parts.shape)
     return value.samples.join(columns, 1)

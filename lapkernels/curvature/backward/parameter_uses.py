@@ -12,8 +12,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.recording.graph import Plan, Share, Step, once_per_plan
-from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.curvature.recording.graph import Graph, Share, once_per_graph
+from lapkernels.curvature.recording.trace import Value
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.shape import Permute
@@ -23,7 +23,7 @@ Place = tuple[int, int]
 
 @dataclass
 class ParameterUses:
-    """Direct uses by parameter, each with its place (node, operand) in the plan.
+    """Direct uses by parameter, each with its place (node, operand) in the graph.
 
     Parameters that enter as expressions are in ``products``, with the op that makes the weight of a
     layer out of them, or in ``others`` if nothing is multiplied as by a layer.
@@ -34,18 +34,17 @@ class ParameterUses:
     others: set[str] = field(default_factory=set)
 
 
-@once_per_plan
-def parameter_uses(plan: Plan) -> ParameterUses:
-    """Follow every weight of a plan back to its parameters."""
-    makers = {id(value): node for node in plan.weight_nodes for value in node.outputs}
+@once_per_graph
+def parameter_uses(graph: Graph) -> ParameterUses:
+    """Follow every weight of a graph back to its parameters."""
     found = ParameterUses()
-    for position, node in enumerate(plan.sample_nodes):
+    for position, node in enumerate(graph.sample_nodes):
         for index, use in node.rule.uses.items():
-            value, chain = _moved(node.inputs[index], makers)
+            value, chain = graph.behind_views(node.inputs[index])
             if value.parameter is None:
-                names = _behind(value, makers)
+                names = _behind(graph, value)
                 if isinstance(use, WeightUse | EmbeddingUse):
-                    maker = makers.get(id(value), node)
+                    maker = graph.makers.get(id(value), node)
                     found.products.update({name: maker.where for name in names})
                 else:
                     found.others.update(names)
@@ -55,22 +54,7 @@ def parameter_uses(plan: Plan) -> ParameterUses:
     return found
 
 
-def _moved(value: Value, makers: dict[int, Node]) -> tuple[Value, tuple[Step, ...]]:
-    """The value that this one is a one-to-one view of, and the ops in between."""
-    chain: list[Step] = []
-    while value.parameter is None:
-        node = makers.get(id(value))
-        step = None if node is None else Step.of(node, value)
-        if node is None or step is None:
-            break
-        if not step.rule.one_to_one:
-            break
-        chain.append(step)
-        value = node.inputs[0]
-    return value, tuple(chain)
-
-
-def _behind(value: Value, makers: dict[int, Node]) -> list[str]:
+def _behind(graph: Graph, value: Value) -> list[str]:
     """Names of all parameters that a value is made of."""
     waiting, names, seen = [value], [], set()
     while waiting:
@@ -80,8 +64,8 @@ def _behind(value: Value, makers: dict[int, Node]) -> list[str]:
         seen.add(id(one))
         if one.parameter is not None:
             names.append(one.parameter)
-        elif id(one) in makers:
-            waiting += [operand for operand in makers[id(one)].inputs if operand.active]
+        elif id(one) in graph.makers:
+            waiting += [operand for operand in graph.makers[id(one)].inputs if operand.active]
     return names
 
 

@@ -8,7 +8,6 @@ rule for them, they are placed into images and go on as plain columns.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -23,7 +22,7 @@ from lapkernels.curvature.backward.columns import (
     naming,
     pull_weights,
 )
-from lapkernels.curvature.recording.graph import Plan, Section, once_per_plan
+from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules.affine import Convolution
 from lapkernels.rules.choices import choice
@@ -55,19 +54,19 @@ class Layout:
     saving: float
 
     @classmethod
-    def of(cls, plan: Plan, section: Section, residue: tuple[int, ...] | None = None) -> Layout:
+    def of(cls, graph: Graph, section: Section, residue: tuple[int, ...] | None = None) -> Layout:
         """The layout of a section whose columns start at pixels."""
         dims = len(section.entry.shape) - 2
         multiple = [1] * dims
         while True:
             try:
-                return cls._placed(plan, section, tuple(multiple), residue or (0,) * dims)
+                return cls._placed(graph, section, tuple(multiple), residue or (0,) * dims)
             except NotAligned as error:
                 multiple[error.dim] *= error.factor
 
     @classmethod
     def _placed(
-        cls, plan: Plan, section: Section, multiple: tuple[int, ...], residue: tuple[int, ...]
+        cls, graph: Graph, section: Section, multiple: tuple[int, ...], residue: tuple[int, ...]
     ) -> Layout:
         start = Place(multiple, residue, (1,) * len(multiple))
         places: dict[int, Place | None] = {id(section.entry): start}
@@ -75,7 +74,7 @@ class Layout:
         positions: list[int] = []
         most = small = large = 0
         for position in reversed(range(section.first, section.last)):
-            node = plan.sample_nodes[position]
+            node = graph.sample_nodes[position]
             if not any(id(value) in places and id(value) not in ends for value in node.outputs):
                 continue
             positions.append(position)
@@ -117,9 +116,9 @@ def _joined(places: dict[int, Place | None], value: Value, below: Place | None) 
     return None if both.covers(value.shape[2:]) else both
 
 
-@once_per_plan
-def _layout(plan: Plan, section: Section, residue: tuple[int, ...]) -> Layout:
-    return Layout.of(plan, section, residue)
+@once_per_graph
+def _layout(graph: Graph, section: Section, residue: tuple[int, ...]) -> Layout:
+    return Layout.of(graph, section, residue)
 
 
 @dataclass(frozen=True)
@@ -154,15 +153,15 @@ def tile_count(size: Sequence[int], multiple: Sequence[int], most: int) -> int:
     return prod(map(min, multiple, size)) * -(-each // most)
 
 
-@once_per_plan
-def local_layout(plan: Plan, section: Section) -> Layout | None:
+@once_per_graph
+def local_layout(graph: Graph, section: Section) -> Layout | None:
     """The layout, if the entry of a section is an image for each sample and windows are smaller."""
     where = section.entry.samples
     if where is None or (where.dim, where.outer, where.inner) != (0, 1, 1):
         return None
     if not 3 <= len(section.entry.shape) <= 5:
         return None
-    layout = Layout.of(plan, section)
+    layout = Layout.of(graph, section)
     return layout if layout.saving > 1 or choice("windows") else None
 
 
@@ -173,7 +172,7 @@ def most_pixels(layout: Layout, columns: int, budget: int) -> int:
 
 
 def pull_local(
-    plan: Plan,
+    graph: Graph,
     layout: Layout,
     section: Section,
     columns: int,
@@ -192,7 +191,7 @@ def pull_local(
         return
     count, size = section.entry.shape[0], section.entry.shape[2:]
     most = most_pixels(layout, columns * count * section.entry.dtype.itemsize, budget)
-    walks = LocalWalks(plan, section)
+    walks = LocalWalks(graph, section)
     for tile, where in tiles(count, size, layout.multiple, most):
         part = local(where).flatten(3)  # [J, N, C, pixels]
         ones = (1,) * len(size)
@@ -205,11 +204,11 @@ def pull_local(
 class LocalWalks:
     """Carries columns that start at pixels back through a section, a tile at a time."""
 
-    def __init__(self, plan: Plan, section: Section) -> None:
-        self.plan, self.section = plan, section
+    def __init__(self, graph: Graph, section: Section) -> None:
+        self.graph, self.section = graph, section
         # The derivatives of activations are kept from tile to tile.
         self._cache: dict[int, list[Tensor | None]] = {}
-        self._fused = _fused(plan, section)
+        self._fused = _fused(graph, section)
 
     def pull(
         self,
@@ -222,12 +221,12 @@ class LocalWalks:
 
         ``ended`` gets the sum of their squares at each end of the section.
         """
-        layout = _layout(self.plan, self.section, tile.residue)
-        walk = _Walk(self.plan, layout, tile, self._cache, self._fused, self.section.ends)
+        layout = _layout(self.graph, self.section, tile.residue)
+        walk = _Walk(self.graph, layout, tile, self._cache, self._fused, self.section.ends)
         walk.start(self.section.entry, s)
         for position in reversed(range(self.section.first, self.section.last)):
             walk.visit(position, collector)
-        pull_weights(self.plan, walk.waiting, s.shape[0] * tile.lanes.pixels, collector)
+        pull_weights(self.graph, walk.waiting, s.shape[0] * tile.lanes.pixels, collector)
         if ended is not None:
             for value in self.section.ends:
                 squares = walk.squares(value)
@@ -236,22 +235,22 @@ class LocalWalks:
         return None if self.section.exit is None else walk.at(self.section.exit)
 
 
-@once_per_plan
-def _fused(plan: Plan, section: Section) -> dict[int, int]:
+@once_per_graph
+def _fused(graph: Graph, section: Section) -> dict[int, int]:
     """Convolutions whose operand comes from a pointwise op that no one else reads: both at once."""
-    nodes = plan.sample_nodes
-    makers = {id(value): position for position, node in enumerate(nodes) for value in node.outputs}
-    readers = Counter(id(value) for node in nodes for value in node.inputs)
+    nodes = graph.sample_nodes
     found: dict[int, int] = {}
     for position in range(section.first, section.last):
         value = nodes[position].inputs[0]
-        below = makers.get(id(value), -1)
-        if not isinstance(nodes[position].rule, Convolution) or below < section.first:
+        below = graph.made_for_one(value)
+        if not isinstance(nodes[position].rule, Convolution):
+            continue
+        if below is None or below < section.first:
             continue
         maker = nodes[below]
-        operands = [one for one in maker.inputs if one.active and one.samples is not None]
+        operands = [one for one, want in zip(maker.inputs, maker.wanted, strict=True) if want]
         plain = isinstance(maker.rule, POINTWISE) and not maker.rule.uses
-        alone = readers[id(value)] == 1 and value not in (section.exit, *section.ends)
+        alone = value not in (section.exit, *section.ends)
         if plain and alone and len(operands) == 1 and operands[0].shape == value.shape:
             found[position] = below
     return found
@@ -262,14 +261,14 @@ class _Walk:
 
     def __init__(
         self,
-        plan: Plan,
+        graph: Graph,
         layout: Layout,
         tile: Tile,
         cache: dict[int, list[Tensor | None]],
         fused: dict[int, int],
         ends: Sequence[Value],
     ) -> None:
-        self.plan, self.layout, self.tile, self.cache = plan, layout, tile, cache
+        self.graph, self.layout, self.tile, self.cache = graph, layout, tile, cache
         self.fused, self.ends = fused, set(map(id, ends))
         self.windows: dict[int, Window] = {}
         self.images: dict[int, Tensor] = {}
@@ -307,11 +306,11 @@ class _Walk:
 
     def visit(self, position: int, collector: Collector) -> None:
         """Carry what has come to a node's results on to its operands."""
-        node = self.plan.sample_nodes[position]
+        node = self.graph.sample_nodes[position]
         going = [None if id(value) in self.ends else id(value) for value in node.outputs]
         images = [None if key is None else self.images.pop(key, None) for key in going]
         windows = [None if key is None else self.windows.pop(key, None) for key in going]
-        wanted = [value.active and value.samples is not None for value in node.inputs]
+        wanted = node.wanted
         if windows[0] is not None:
             window = windows[0]
             if node.rule.uses or not isinstance(node.rule, POINTWISE):
@@ -324,7 +323,7 @@ class _Walk:
                 if any(wanted):
                     self._pull(position, window, wanted)
         if any(image is not None for image in images):
-            hand_out(self.plan, position, images, collector, self.waiting)
+            hand_out(self.graph, position, images, collector, self.waiting)
             if any(wanted):
                 with naming(node):
                     parts = node.rule.columns(images, wanted)
@@ -333,8 +332,8 @@ class _Walk:
                         accumulate(self.images, id(value), part)
 
     def _share(self, position: int, index: int, window: Window, collector: Collector) -> None:
-        node = self.plan.sample_nodes[position]
-        share = self.plan.shares.get((position, index))
+        node = self.graph.sample_nodes[position]
+        share = self.graph.shares.get((position, index))
         size = node.outputs[0].shape[2:]
         if share is None:
             self.waiting.append((node, index, window.image(size)))
@@ -343,11 +342,11 @@ class _Walk:
                 collector.window(share, window, size)
 
     def _pull(self, position: int, window: Window, wanted: list[bool]) -> None:
-        node = self.plan.sample_nodes[position]
+        node = self.graph.sample_nodes[position]
         shapes = [value.shape for value in node.inputs]
         below = self.fused.get(position)
         if below is not None and self._place(node.inputs[0]) is not None:
-            maker = self.plan.sample_nodes[below]
+            maker = self.graph.sample_nodes[below]
             factors = self._factors(below)
             (value,) = (one for one, f in zip(maker.inputs, factors, strict=True) if f is not None)
             (factor,) = (f for f in factors if f is not None)
@@ -364,10 +363,10 @@ class _Walk:
     def _factors(self, position: int) -> list[Tensor | None]:
         """Derivatives of a pointwise op, of its result's shape."""
         if position not in self.cache:
-            node = self.plan.sample_nodes[position]
+            node = self.graph.sample_nodes[position]
             shape = node.outputs[0].shape
-            wanted = [value.active and value.samples is not None for value in node.inputs]
-            found = derivatives(node.rule, shape, self.plan.trace.prediction, wanted)
+            wanted = node.wanted
+            found = derivatives(node.rule, shape, self.graph.trace.prediction, wanted)
             self.cache[position] = [None if one is None else one.expand(shape) for one in found]
         return self.cache[position]
 

@@ -14,7 +14,7 @@ from lapkernels.curvature.backward.columns import Collector, pull_columns
 from lapkernels.curvature.backward.cost import TRIANGLE, products, shared_layers, window_share
 from lapkernels.curvature.backward.windows import Layout, local_layout
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.recording.graph import Plan, Section, Share
+from lapkernels.curvature.recording.graph import Graph, Section, Share
 from lapkernels.curvature.recording.trace import Node
 from lapkernels.likelihoods import Columns, Likelihood
 from lapkernels.rules import WeightUse
@@ -65,27 +65,27 @@ def explanation(
     """
     columns = likelihood.columns(one.prediction, one.target)
     if method == "exact" and not one.by_autograd and not joint:
-        return f"{explain_exact(one.plan, columns, one.budget)}\n{one.check}"
+        return f"{explain_exact(one.graph, columns, one.budget)}\n{one.check}"
     counts = {"exact": columns.count, "mc": samples}
     return explain_columns(one, counts.get(method, 1))
 
 
-def explain_exact(plan: Plan, columns: Columns, budget: int | None) -> str:
+def explain_exact(graph: Graph, columns: Columns, budget: int | None) -> str:
     """The table of the exact diagonal: sections between bottlenecks, windows, plain columns."""
-    size = plan.trace.prediction.element_size()
-    allowed = default_budget(plan, size) if budget is None else budget
-    entry, last, count = plan.trace.output, len(plan.sample_nodes), columns.count
-    way = way_of(plan, columns, columns.local() is not None, allowed)
+    size = graph.trace.prediction.element_size()
+    allowed = default_budget(graph, size) if budget is None else budget
+    entry, last, count = graph.trace.output, len(graph.sample_nodes), columns.count
+    way = way_of(graph, columns, columns.local() is not None, allowed)
     windows, shared = way.windows, columns.shared
-    densities = densities_of(plan)
+    densities = densities_of(graph)
     rows: list[Row] = []
     for cut in [*way.cuts, None]:
         section = Section(0 if cut is None else cut.position, last, entry)
-        once, scaled = shared_layers(plan, section) if shared else (set(), None)
-        layout = local_layout(plan, section) if windows else None
-        step = next(column_chunks(plan, count, allowed, size, section, shared))[1]
+        once, scaled = shared_layers(graph, section) if shared else (set(), None)
+        layout = local_layout(graph, section) if windows else None
+        step = next(column_chunks(graph, count, allowed, size, section, shared))[1]
         here = Carried(count, step, layout, frozenset(once), scaled, bool(rows))
-        rows += _rows(plan, section, here, densities)
+        rows += _rows(graph, section, here, densities)
         if cut is None:
             break
         assert cut.value.samples is not None
@@ -98,10 +98,10 @@ def explain_exact(plan: Plan, columns: Columns, budget: int | None) -> str:
 
 def explain_columns(one: Pass, count: int, layout: Layout | None = None) -> str:
     """The table of what carries plain columns, or windows if there is a layout."""
-    densities = {} if one.by_autograd else densities_of(one.plan)
+    densities = {} if one.by_autograd else densities_of(one.graph)
     step = next(iter(one.chunks(count)), (0, 1))[1]
     here = Carried(count, step, layout, frozenset(), None, False)
-    table = _table(_rows(one.plan, Section.whole(one.plan), here, densities))
+    table = _table(_rows(one.graph, Section.whole(one.graph), here, densities))
     return f"{table}\n{one.check}"
 
 
@@ -119,25 +119,25 @@ class Densities(Collector):
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None: ...
 
 
-def densities_of(plan: Plan) -> dict[str, float]:
+def densities_of(graph: Graph) -> dict[str, float]:
     """Carry one column back to see where zeros are shared."""
     densities = Densities()
-    column = torch.ones_like(plan.trace.prediction).unsqueeze(0)
-    pull_columns(plan, column, densities)
+    column = torch.ones_like(graph.trace.prediction).unsqueeze(0)
+    pull_columns(graph, column, densities)
     return densities.found
 
 
-def _rows(plan: Plan, section: Section, here: Carried, densities: dict[str, float]) -> list[Row]:
+def _rows(graph: Graph, section: Section, here: Carried, densities: dict[str, float]) -> list[Row]:
     return [
-        _row(plan, position, here, densities)
+        _row(graph, position, here, densities)
         for position in reversed(range(section.first, section.last))
-        if plan.sample_nodes[position].rule.uses
+        if graph.sample_nodes[position].rule.uses
     ]
 
 
-def _row(plan: Plan, position: int, here: Carried, densities: dict[str, float]) -> Row:
-    node = plan.sample_nodes[position]
-    pulled, summed = products(plan, position)
+def _row(graph: Graph, position: int, here: Carried, densities: dict[str, float]) -> Row:
+    node = graph.sample_nodes[position]
+    pulled, summed = products(graph, position)
     value, count = node.outputs[0], here.count
     entries = float(prod(value.shape))
     share = window_share(value, here.layout)
@@ -149,7 +149,7 @@ def _row(plan: Plan, position: int, here: Carried, densities: dict[str, float]) 
         carried = f"{count} windows of {window} in {'×'.join(map(str, value.shape[2:]))}"
         choice = "windows"
     elif position in here.once:
-        pulled, entries = pulled / plan.trace.count, entries / plan.trace.count
+        pulled, entries = pulled / graph.trace.count, entries / graph.trace.count
         carried, choice = f"{count} columns for all samples", "shared"
     elif position == here.scaled:
         pulled *= TRIANGLE if here.triangular else 1.0
@@ -160,7 +160,7 @@ def _row(plan: Plan, position: int, here: Carried, densities: dict[str, float]) 
         pulled, summed = pulled * densities[node.path], summed * densities[node.path]
         choice = f"columns, {densities[node.path]:.0%} not zero"
     work = (pulled + summed) * count * share
-    size = plan.trace.prediction.element_size()
+    size = graph.trace.prediction.element_size()
     memory = entries * share * min(here.step, count) * size
     return Row(node.path, _name(node), carried, work, memory, choice)
 

@@ -26,8 +26,8 @@ from lapkernels.curvature.data.freed_memory import keep_freed_memory
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.passes.self_check import close, verdict
-from lapkernels.curvature.recording.graph import Plan
-from lapkernels.curvature.recording.replay import WantsGraph, planned
+from lapkernels.curvature.recording.graph import Graph
+from lapkernels.curvature.recording.replay import KeepsGraph, recorded
 from lapkernels.curvature.recording.run import Subject, record, unrecorded
 from lapkernels.curvature.recording.run_model import call_model
 from lapkernels.likelihoods import Columns
@@ -40,7 +40,7 @@ Route = Literal["auto", "rules", "autograd"]
 class Pass:
     """A recorded batch: its prediction, its labels, and the way back."""
 
-    plan: Plan
+    graph: Graph
     prediction: Tensor
     target: Any
     budget: int | None
@@ -51,32 +51,32 @@ class Pass:
     @property
     def count(self) -> int:
         """Number of samples."""
-        return self.plan.trace.count
+        return self.graph.trace.count
 
     @property
     def allowed(self) -> int:
         """Bytes that columns may take on their way back."""
         if self.budget is not None:
             return self.budget
-        return default_budget(self.plan, self.prediction.element_size())
+        return default_budget(self.graph, self.prediction.element_size())
 
     def chunks(self, count: int) -> Iterator[tuple[int, int]]:
         """Ranges of columns that fit the memory budget on their way back."""
         size = self.prediction.element_size()
-        return column_chunks(self.plan, count, self.budget, size)
+        return column_chunks(self.graph, count, self.budget, size)
 
     def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
         """Carry ``count`` columns, made by ``chunk(first, last)``, back to the parameters."""
         carry = autograd_columns if self.by_autograd else pull_columns
         for first, last in self.chunks(count):
-            carry(self.plan, chunk(first, last), collector)
+            carry(self.graph, chunk(first, last), collector)
 
     def pull_quadratic(self, columns: Columns, collector: Collector) -> None:
         """The same for a sum of something quadratic over columns: as windows, and compressed."""
         if self.by_autograd:
             self.pull(columns.count, columns.chunk, collector)
         else:
-            pull_compressed(self.plan, columns, collector, self.budget)
+            pull_compressed(self.graph, columns, collector, self.budget)
 
 
 def passes(
@@ -88,16 +88,16 @@ def passes(
     memory_budget: int | None = None,
     progress: bool = False,
     route: Route = "auto",
-    graph: WantsGraph = False,
+    keep_graph: KeepsGraph = False,
     parts: int = 1,
     split: Callable[[Pass], int] | None = None,
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
     """The chosen parameters, and a pass for every batch of the data.
 
-    With ``graph`` every pass keeps autograd's graph of its prediction, or those of such plans and
-    of new ones. Large batches go in so many ``parts``, each a pass of its own. ``split`` says of a
-    pass into how many it should be split so that what it needs at a time fits into the memory that
-    the whole was allowed.
+    With ``keep_graph`` every pass keeps autograd's graph of its prediction; a predicate picks
+    repeated passes, and new ones keep it. Large batches go in so many ``parts``, each a pass of its
+    own. ``split`` says of a pass into how many it should be split so that what it needs at a time
+    fits into the memory that the whole was allowed.
     """
     if route not in get_args(Route):
         raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
@@ -113,7 +113,7 @@ def passes(
         batches = batches_of(data)
         for batch in with_progress(batches, data) if progress else batches:
             for part in _parts(subject, batch, output, parts):
-                yield from _passes(subject, part, output, memory_budget, route, graph, split)
+                yield from _passes(subject, part, output, memory_budget, route, keep_graph, split)
 
     return chosen, run()
 
@@ -147,12 +147,12 @@ def _passes(
     output: Output,
     budget: int | None,
     route: Route,
-    graph: WantsGraph,
+    keep_graph: KeepsGraph,
     split: Callable[[Pass], int] | None,
 ) -> Iterator[Pass]:
     """One pass for the batch, or for each of its parts or samples if that is what it takes."""
     try:
-        whole = _pass(subject, batch, output, budget, route, graph)
+        whole = _pass(subject, batch, output, budget, route, keep_graph)
     except SamplesLost as lost:
         if route == "rules":
             raise
@@ -162,7 +162,7 @@ def _passes(
             warnings.warn(
                 f"{lost}. Samples run one at a time, which is slow.", RuntimeWarning, stacklevel=5
             )
-        yield from _one_by_one(subject, batch, output, budget, route, graph, together, lost)
+        yield from _one_by_one(subject, batch, output, budget, route, keep_graph, together, lost)
     else:
         count = 1 if split is None else min(split(whole), batch.count)
         if count < 2:
@@ -171,7 +171,7 @@ def _passes(
         allowed = whole.allowed
         del whole  # and its activations
         for part in batch.parts(count):
-            yield _pass(subject, part, output, allowed, route, graph)
+            yield _pass(subject, part, output, allowed, route, keep_graph)
 
 
 def _plain_output(subject: Subject, batch: Batch, output: Output) -> Tensor:
@@ -187,7 +187,7 @@ def _one_by_one(
     output: Output,
     budget: int | None,
     route: Route,
-    graph: WantsGraph,
+    keep_graph: KeepsGraph,
     together: Tensor,
     lost: SamplesLost,
 ) -> Iterator[Pass]:
@@ -197,13 +197,13 @@ def _one_by_one(
         try:
             if batch.count == 1:
                 raise lost
-            one = _pass(subject, sample, output, budget, route, graph)
+            one = _pass(subject, sample, output, budget, route, keep_graph)
         except SamplesLost as error:
             inputs = (sample.args, sample.kwargs)
             with random_state_kept(subject.model, inputs):
-                plan = Plan.of(unrecorded(subject, inputs, selector(output, 1), str(error)))
+                graph = Graph.of(unrecorded(subject, inputs, selector(output, 1), str(error)))
             one = _checked(
-                Pass(plan, plan.trace.prediction, sample.target, budget, True),
+                Pass(graph, graph.trace.prediction, sample.target, budget, True),
                 subject,
                 sample,
                 output,
@@ -224,7 +224,7 @@ def _pass(
     output: Output,
     budget: int | None,
     route: Route,
-    graph: WantsGraph,
+    keep_graph: KeepsGraph,
 ) -> Pass:
     """A recorded pass that goes back by rules, or else by autograd.
 
@@ -232,14 +232,14 @@ def _pass(
     """
     try:
         if route != "autograd":
-            found = _by_rules(subject, batch, output, budget, graph)
+            found = _by_rules(subject, batch, output, budget, keep_graph)
             if isinstance(found, Pass):
                 return found
             if route == "rules":
                 raise Refused(f"{found}: only autograd knows its gradient; route='auto'")
         else:
             found = None
-        return _by_autograd(subject, batch, output, budget, graph, found)
+        return _by_autograd(subject, batch, output, budget, keep_graph, found)
     except Refused:
         raise
     except Exception as error:
@@ -249,15 +249,15 @@ def _pass(
 
 
 def _by_rules(
-    subject: Subject, batch: Batch, output: Output, budget: int | None, graph: WantsGraph
+    subject: Subject, batch: Batch, output: Output, budget: int | None, keep_graph: KeepsGraph
 ) -> Pass | str:
     """A pass that goes back by rules, or why there is none."""
     inputs, select = (batch.args, batch.kwargs), selector(output, batch.count)
-    plan = planned(subject, inputs, select, graph=graph, is_output=output is None)
-    if plan.trace.opaque:
-        return plan.trace.opaque[0]
+    graph = recorded(subject, inputs, select, keep_graph=keep_graph, is_output=output is None)
+    if graph.trace.opaque:
+        return graph.trace.opaque[0]
     return _checked(
-        Pass(plan, plan.trace.prediction, batch.target, budget, False), subject, batch, output
+        Pass(graph, graph.trace.prediction, batch.target, budget, False), subject, batch, output
     )
 
 
@@ -266,20 +266,20 @@ def _by_autograd(
     batch: Batch,
     output: Output,
     budget: int | None,
-    graph: WantsGraph,
+    keep_graph: KeepsGraph,
     reason: str | None,
 ) -> Pass:
     """A pass that goes back by autograd, to each op that uses a weight."""
     inputs, select = (batch.args, batch.kwargs), selector(output, batch.count)
     with random_state_kept(subject.model, inputs):
-        trace = record(subject, inputs, select, edges=True, graph=bool(graph))
+        trace = record(subject, inputs, select, edges=True, keep_graph=bool(keep_graph))
     if reason is not None and not trace.opaque:
         trace.opaque.append(reason)
     if trace.opaque and trace.hidden and trace.count > 1:
         raise SamplesLost(f"{trace.opaque[0]} that reads parameters")
-    plan = Plan.of(trace)
+    graph = Graph.of(trace)
     found = _checked(
-        Pass(plan, trace.prediction, batch.target, budget, True), subject, batch, output
+        Pass(graph, trace.prediction, batch.target, budget, True), subject, batch, output
     )
     if isinstance(found, str):
         raise SamplesLost(found)
@@ -288,9 +288,9 @@ def _by_autograd(
 
 def _checked(one: Pass, subject: Subject, batch: Batch, output: Output) -> Pass | str:
     """The pass, or what is wrong with it."""
-    if not one.plan.trace.output.active:
+    if not one.graph.trace.output.active:
         raise Refused("the model's output does not depend on the chosen parameters")
-    found = verdict(subject, batch, output, one.plan, one.by_autograd)
+    found = verdict(subject, batch, output, one.graph, one.by_autograd)
     one.check = found.note
     return one if found.problem is None else found.problem
 

@@ -28,7 +28,7 @@ from lapkernels.curvature.data.batches import Batch, Output, mapped, selector
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.recording.aliasing import storage_of, version_of
-from lapkernels.curvature.recording.graph import Plan, Share
+from lapkernels.curvature.recording.graph import Graph, Share
 from lapkernels.curvature.recording.run import Subject, record
 from lapkernels.curvature.recording.run_model import copied, plain_ops
 from lapkernels.kernels import use_backend
@@ -61,24 +61,24 @@ class Verdict:
 
 
 def verdict(
-    subject: Subject, batch: Batch, output: Output, plan: Plan, by_autograd: bool
+    subject: Subject, batch: Batch, output: Output, graph: Graph, by_autograd: bool
 ) -> Verdict:
     """Whether a recorded pass may be used, found out once for each program of a model."""
     if not _enabled.get():
         return Verdict("not checked: switched off")
-    known = plan.memo.get("verdict")
+    known = graph.memo.get("verdict")
     if known is None:
         programs = _verdicts.setdefault(subject.model, {})
-        key = _program(plan, by_autograd)
+        key = _program(graph, by_autograd)
         if key not in programs:
-            programs[key] = _Check(subject, batch, output, plan, by_autograd).verdict()
-        known = plan.memo["verdict"] = programs[key]
+            programs[key] = _Check(subject, batch, output, graph, by_autograd).verdict()
+        known = graph.memo["verdict"] = programs[key]
     return known
 
 
-def _program(plan: Plan, by_autograd: bool) -> tuple[Any, ...]:
+def _program(graph: Graph, by_autograd: bool) -> tuple[Any, ...]:
     """Everything about a recorded pass but shapes and numbers."""
-    trace, numbers = plan.trace, dict[int, int]()
+    trace, numbers = graph.trace, dict[int, int]()
     rows = []
     for node in trace.nodes:
         read = [numbers.setdefault(id(value), len(numbers)) for value in node.inputs]
@@ -92,17 +92,17 @@ class _Check:
     """One comparison of a pass with autograd."""
 
     def __init__(
-        self, subject: Subject, batch: Batch, output: Output, plan: Plan, by_autograd: bool
+        self, subject: Subject, batch: Batch, output: Output, graph: Graph, by_autograd: bool
     ) -> None:
         self.subject, self.batch, self.output = subject, batch, output
-        self.plan, self.by_autograd = plan, by_autograd
+        self.graph, self.by_autograd = graph, by_autograd
         self.part = batch.part(0, min(SAMPLES, batch.count))
 
     def verdict(self) -> Verdict:
         """Compare, and decide."""
-        if type(self.plan.trace.prediction) is not Tensor:
+        if type(self.graph.trace.prediction) is not Tensor:
             return Verdict("not checked: tensors without values")
-        if not bool(self.plan.trace.prediction.isfinite().all()):
+        if not bool(self.graph.trace.prediction.isfinite().all()):
             return Verdict("not checked: the model's output is not finite")
         try:
             f, wanted = self._by_autograd()
@@ -110,7 +110,7 @@ class _Check:
             if self.by_autograd:
                 raise Refused(f"autograd finds no gradient of this model: {error}") from error
             return Verdict(f"not checked: autograd raises {error}")
-        together = self.plan.trace.prediction[: len(f)]
+        together = self.graph.trace.prediction[: len(f)]
         if not close(f, together):
             raise Refused(
                 "the model's output for a sample changes with the other samples of the batch; "
@@ -173,28 +173,30 @@ class _Check:
             gradients[name] = own
         return f.detach(), gradients
 
-    def _recorded(self) -> Plan:
+    def _recorded(self) -> Graph:
         """A pass of torch's own functions: of some samples alone if it is the same program."""
         for batch in (self.part, self.batch):
             inputs, by_autograd = (batch.args, batch.kwargs), self.by_autograd
-            if by_autograd and not self.plan.trace.nodes:
-                return self.plan
+            if by_autograd and not self.graph.trace.nodes:
+                return self.graph
             select = selector(self.output, batch.count)
             with _undisturbed(self.subject, batch), use_backend("reference"):
-                trace = record(self.subject, inputs, select, edges=by_autograd, graph=by_autograd)
-            plan = Plan.of(trace)
-            if _program(plan, by_autograd) == _program(self.plan, by_autograd):
+                trace = record(
+                    self.subject, inputs, select, edges=by_autograd, keep_graph=by_autograd
+                )
+            graph = Graph.of(trace)
+            if _program(graph, by_autograd) == _program(self.graph, by_autograd):
                 break
-        return plan
+        return graph
 
-    def _left(self, plan: Plan, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _left(self, graph: Graph, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
         """Autograd's gradients less those of the pass, in the same memory."""
-        f = plan.trace.prediction
+        f = graph.trace.prediction
         columns = torch.zeros_like(f).unsqueeze(0)
         columns[0, : self.part.count] = self._cotangent(f[: self.part.count])
         collector = _Left(wanted, self.part.count)
         carry = autograd_columns if self.by_autograd else pull_columns
-        carry(plan, columns, collector)
+        carry(graph, columns, collector)
         return collector.left
 
     def _ours_is_right(

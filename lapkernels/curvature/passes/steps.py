@@ -48,12 +48,12 @@ class SteppedPass(Pass):
     def columns_in_budget(self) -> int:
         """Number of columns whose way back stays within the budget, at least one."""
         size = self.prediction.element_size()
-        return max(1, self.allowed // max(1, (widest(self.plan) + self.entries) * size))
+        return max(1, self.allowed // max(1, (widest(self.graph) + self.entries) * size))
 
     def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
         carry = autograd_columns if self.by_autograd else pull_columns
         for first in range(0, count, self.step):
-            carry(self.plan, chunk(first, min(first + self.step, count)), collector)
+            carry(self.graph, chunk(first, min(first + self.step, count)), collector)
             if isinstance(collector, StepCollector):
                 collector.finish()
 
@@ -65,10 +65,10 @@ class SteppedPass(Pass):
 def carry_whole(one: Pass, s: Tensor, collector: Collector) -> None:
     """Carry columns [V, *output] back so that the collector gets all V at once at a parameter."""
     if not one.by_autograd:
-        pull_columns(one.plan, s, collector)
+        pull_columns(one.graph, s, collector)
         return
     held = Held()
-    autograd_columns(one.plan, s, held)
+    autograd_columns(one.graph, s, held)
     held.hand_on(collector)
 
 

@@ -159,7 +159,7 @@ class EntryBlocks(Collector):
         """Find the neurons of this batch's weights."""
         if self.by != "neuron":
             return one
-        for name, shares in parameter_uses(one.plan).direct.items():
+        for name, shares in parameter_uses(one.graph).direct.items():
             parameter = self.parameters[name]
             found = [
                 _neurons(s, parameter) for s in shares.values() if isinstance(s.use, WeightUse)

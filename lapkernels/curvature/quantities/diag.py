@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.backward.diagonal import pull_diagonal
-from lapkernels.curvature.backward.mixed import features, pull_mixed
+from lapkernels.curvature.backward.mixed import pull_mixed
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.errors import Refused
@@ -121,13 +121,13 @@ def diagonal_into(
     if method not in ("approx", "mixed"):
         columns_into(one, likelihood, method, samples, sampler, generator, total)
         return
-    if one.plan.trace.opaque:
+    if one.graph.trace.opaque:
         raise Refused(
-            f"{one.plan.trace.opaque[0]}, through which no diagonal can be passed; methods "
+            f"{one.graph.trace.opaque[0]}, through which no diagonal can be passed; methods "
             "'exact', 'mc' and 'empirical' work"
         )
     if method == "approx":
-        pull_diagonal(one.plan, likelihood.diagonal(one.prediction, one.target), total.add)
+        pull_diagonal(one.graph, likelihood.diagonal(one.prediction, one.target), total.add)
     else:
         mixed_into(one, likelihood, threshold, total)
 
@@ -135,10 +135,10 @@ def diagonal_into(
 def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: SquaredSum) -> None:
     """Carry M back, exact up to a number of features."""
     f, y = one.prediction, one.target
-    wide = features(one.plan.trace.output) > threshold
+    wide = one.graph.trace.output.features > threshold
     diagonal = wide or likelihood.independent
     start = likelihood.diagonal(f, y) if diagonal else likelihood.columns(f, y)
-    pull_mixed(one.plan, start, threshold, total, total.add, one.budget)
+    pull_mixed(one.graph, start, threshold, total, total.add, one.budget)
 
 
 def columns_into(

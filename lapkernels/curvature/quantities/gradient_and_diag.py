@@ -18,7 +18,7 @@ from lapkernels.curvature.quantities.diag import (
     check_method,
     diagonal_into,
 )
-from lapkernels.curvature.recording.graph import Plan
+from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, Summary, finite
 from lapkernels.likelihoods import resolve
@@ -70,9 +70,9 @@ def gradient_and_diag(
         raise ValueError("method='hessian' is not made from a forward pass alone; use hessian_diag")
     noise = resolve(likelihood)
 
-    def goes_together(plan: Plan) -> bool:
+    def goes_together(graph: Graph) -> bool:
         like = next(iter(chosen.values()))
-        return method == "approx" and not plan.trace.opaque and passes_both(plan, like)
+        return method == "approx" and not graph.trace.opaque and passes_both(graph, like)
 
     chosen, batches = passes(
         model,
@@ -82,7 +82,7 @@ def gradient_and_diag(
         memory_budget=memory_budget,
         progress=progress,
         route=route,
-        graph=lambda plan: not goes_together(plan),
+        keep_graph=lambda graph: not goes_together(graph),
     )
     losses: list[Tensor] = []
     gradient: dict[str, Tensor] = {}
@@ -95,9 +95,9 @@ def gradient_and_diag(
         noise.check(f, y)
         losses.append(noise.nll(f, y))
         score = noise.score(f, y)
-        if goes_together(one.plan):
+        if goes_together(one.graph):
             part = SquaredSum(chosen)
-            pull_both(one.plan, noise.diagonal(f, y), score, total.add, part.add)
+            pull_both(one.graph, noise.diagonal(f, y), score, total.add, part.add)
             found = part.values
         else:
             diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
@@ -114,11 +114,11 @@ def gradient_and_diag(
 
 def _gradient(one: Pass, score: Tensor) -> dict[str, Tensor]:
     """The gradient of each parameter by autograd, whose graph is used up."""
-    trace = one.plan.trace
-    assert trace.graph is not None
+    trace = one.graph.trace
+    assert trace.differentiable is not None
     leaves = list(trace.leaves.values())
     found = torch.autograd.grad(
-        trace.graph, leaves, score, allow_unused=True, materialize_grads=True
+        trace.differentiable, leaves, score, allow_unused=True, materialize_grads=True
     )
     # Two parameters may have been given one tensor, or an expanded or a sparse one.
     held: set[int] = set()

@@ -30,9 +30,9 @@ class JointJacobians(StepCollector):
 
     def begin(self, one: Pass) -> SteppedPass:
         """The pass in steps that bring so many columns as can be kept."""
-        plan = one.plan
-        sizes = [self.parameters[name].numel() for name in plan.explicit]
-        return SteppedPass.of(one, plan.trace.entries + one.count * sum(sizes))
+        graph = one.graph
+        sizes = [self.parameters[name].numel() for name in graph.explicit]
+        return SteppedPass.of(one, graph.trace.entries + one.count * sum(sizes))
 
     def share(self, share: Share, s: Tensor) -> None:
         self._shares[share.name] = (share, s)

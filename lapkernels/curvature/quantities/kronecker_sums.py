@@ -113,7 +113,7 @@ class KroneckerSums(StepCollector):
 
     def begin(self, one: Pass) -> Pass:
         """Start a batch: sort the uses by kind, add the input factors, which need no columns."""
-        uses = parameter_uses(one.plan)
+        uses = parameter_uses(one.graph)
         shares: dict[Place, Share] = {}
         self._several = set()
         for name in self.parameters:
@@ -135,10 +135,10 @@ class KroneckerSums(StepCollector):
             elif kind is EmbeddingUse:
                 tables = [u for u in all_uses if isinstance(u, EmbeddingUse)]
                 self._add_embedding_input(name, tables)
-        # Other shares than the plan's own, so what is found out about them lies apart.
-        memo = one.plan.memo.setdefault("factors", {})
-        plan = replace(one, plan=replace(one.plan, shares=shares, memo=memo))
-        return SteppedPass.of(plan) if self.reduce and self._several else plan
+        # Other shares than the graph's own, so what is found out about them lies apart.
+        memo = one.graph.memo.setdefault("factors", {})
+        graph = replace(one, graph=replace(one.graph, shares=shares, memo=memo))
+        return SteppedPass.of(graph) if self.reduce and self._several else graph
 
     def share(self, share: Share, s: Tensor) -> None:
         sums, use = self.sums[share.name], share.use

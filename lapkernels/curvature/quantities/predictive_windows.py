@@ -34,12 +34,12 @@ class LaneSum(Collector):
 
 def unit_layout(one: Pass, count: int) -> Layout | None:
     """The windows of ``count`` unit columns; None where columns as images cost less."""
-    plan, layout = one.plan, None
+    graph, layout = one.graph, None
     if not one.by_autograd:
-        layout = local_layout(plan, Section.whole(plan))
+        layout = local_layout(graph, Section.whole(graph))
     if layout is None:
         return None
-    way = chosen_way(plan, [], count, layout=layout, budget=_budget(one))
+    way = chosen_way(graph, [], count, layout=layout, budget=_budget(one))
     return layout if way.windows else None
 
 
@@ -55,13 +55,13 @@ def local_sums(one: Pass, layout: Layout, outputs: Tensor | None, total: LaneSum
 
 def _budget(one: Pass) -> int:
     size = one.prediction.element_size()
-    return default_budget(one.plan, size) if one.budget is None else one.budget
+    return default_budget(one.graph, size) if one.budget is None else one.budget
 
 
 def _everywhere(one: Pass, layout: Layout, total: LaneSum) -> Tensor:
     f = one.prediction
     count, channels, *size = f.shape
-    walks = LocalWalks(one.plan, Section.whole(one.plan))
+    walks = LocalWalks(one.graph, Section.whole(one.graph))
     most = most_pixels(layout, channels * count * f.element_size(), _budget(one))
     units = torch.eye(channels, dtype=f.dtype, device=f.device)
     units = units.reshape(channels, channels, *(1,) * len(size), 1)
@@ -77,7 +77,7 @@ def _everywhere(one: Pass, layout: Layout, total: LaneSum) -> Tensor:
 def _at_points(one: Pass, layout: Layout, outputs: Tensor, total: LaneSum) -> Tensor:
     f = one.prediction
     count, channels, *size = f.shape
-    walks = LocalWalks(one.plan, Section.whole(one.plan))
+    walks = LocalWalks(one.graph, Section.whole(one.graph))
     most = most_pixels(layout, count * f.element_size(), _budget(one))
     at = torch.stack(torch.unravel_index(outputs % prod(size), tuple(size)), -1)  # [N, k, dims]
     result = f.new_empty(outputs.shape)

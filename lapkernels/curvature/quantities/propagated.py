@@ -50,10 +50,10 @@ def propagated_variance(
     parts = []
     for one in batches:
         check_prediction(one.prediction)
-        if one.plan.trace.opaque:
+        if one.graph.trace.opaque:
             raise Refused(
-                f"{one.plan.trace.opaque[0]}, through which no variance can be passed; "
+                f"{one.graph.trace.opaque[0]}, through which no variance can be passed; "
                 "predictive_variance works"
             )
-        parts.append(push_variance(one.plan, variance))
+        parts.append(push_variance(one.graph, variance))
     return finite({"the outputs": torch.cat(parts)}, "variance")["the outputs"]

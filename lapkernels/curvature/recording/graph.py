@@ -1,4 +1,4 @@
-"""What going back over a recorded pass does at each node, found once: which uses stand alone."""
+"""A recorded pass as a graph: who makes and who reads each value, and which uses stand alone."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from torch import Tensor
 
 from lapkernels.curvature.recording.trace import Node, Trace, Value
 from lapkernels.rules import Use
-from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.choices import all_forced
-from lapkernels.rules.elementwise import Elementwise, FromOutput
 from lapkernels.rules.shape import Movement
 
 P = ParamSpec("P")
@@ -22,19 +20,11 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Step:
-    """A movement on the way from a parameter to a weight, which is result ``index`` of it."""
+    """A movement between a parameter and a weight, which is result ``index`` of it."""
 
     rule: Movement
     index: int
     results: int
-
-    @classmethod
-    def of(cls, maker: Node, value: Value) -> Step | None:
-        """The step that made a value, if it is a movement of one tensor."""
-        if not isinstance(maker.rule, Movement) or len(maker.inputs) != 1:
-            return None
-        index = next(i for i, out in enumerate(maker.outputs) if out is value)
-        return cls(maker.rule, index, len(maker.outputs))
 
     def pull(self, s: Tensor) -> Tensor:
         """Columns [V, *operand] from columns [V, *result]."""
@@ -66,110 +56,94 @@ class Share:
             value = step.rule.push(value)
         return value
 
+    def jacobian(self, s: Tensor, rows: slice) -> Tensor:
+        """G [V, n, P] of the parameter for the samples in ``rows``, from columns at the use."""
+        g = self.use.jacobian(s, rows)
+        flat = g.flatten(0, 1)
+        for step in self.chain:
+            flat = step.pull(flat)
+        return flat.reshape(*g.shape[:2], -1)
+
 
 @dataclass
-class Plan:
-    """What the walk does at each node, found once for a recorded pass."""
+class Graph:
+    """A recorded pass. ``weight_nodes`` are of parameters alone, ``sample_nodes`` of samples too.
+
+    ``makers`` and ``readers`` go by the id of a value; None among the readers is who called the
+    model. ``shares`` go by the position among the sample nodes and by the operand.
+    """
 
     trace: Trace
     shares: dict[tuple[int, int], Share]
     weight_nodes: list[Node]
     sample_nodes: list[Node]
-    # By the id of its result, the node that makes a value of parameters alone.
-    weight_makers: dict[int, Node] = field(default_factory=dict)
-    # Nodes that may write over the columns at their result: one reader alone made them.
-    overwrites: frozenset[int] = frozenset()
-    # Activations of a linear layer's result that no one else reads, with the layer's node.
-    scalings: dict[int, int] = field(default_factory=dict)
+    makers: dict[int, Node]
+    readers: dict[int, list[Node | None]]
+    # Of a sample node, by its id.
+    positions: dict[int, int]
     # What others found out about the nodes, for passes that repeat this one too.
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, trace: Trace) -> Plan:
-        """Find which uses stand alone."""
+    def of(cls, trace: Trace) -> Graph:
+        """Find who makes and who reads, and which uses stand alone."""
+        weight_nodes: list[Node] = []
+        sample_nodes: list[Node] = []
         makers: dict[int, Node] = {}
-        readers: dict[int, int] = {}
-        weight_nodes, sample_nodes = [], []
+        readers: dict[int, list[Node | None]] = {id(trace.output): [None]}
         for node in trace.nodes:
             varies = any(value.samples is not None for value in node.outputs)
             (sample_nodes if varies else weight_nodes).append(node)
-            for value in node.outputs:
-                makers[id(value)] = node
+            makers.update((id(value), node) for value in node.outputs)
             for value in node.inputs:
-                readers[id(value)] = readers.get(id(value), 0) + 1
-        shares: dict[tuple[int, int], Share] = {}
+                readers.setdefault(id(value), []).append(node)
+        positions = {id(node): position for position, node in enumerate(sample_nodes)}
+        graph = cls(trace, {}, weight_nodes, sample_nodes, makers, readers, positions)
         for position, node in enumerate(sample_nodes):
             for index, use in node.rule.uses.items():
-                origin = _origin(node.inputs[index], makers, readers)
-                if origin is not None:
-                    name, chain = origin
-                    shares[position, index] = Share(name, node.path, use, chain)
-        scalings = _scalings(sample_nodes, readers)
-        overwrites = _overwrites(sample_nodes)
-        of_weights = {id(value): node for node in weight_nodes for value in node.outputs}
-        return cls(trace, shares, weight_nodes, sample_nodes, of_weights, overwrites, scalings)
+                value, chain = graph.behind_views(node.inputs[index], alone=True)
+                if value.parameter is not None and graph.read_once(value):
+                    share = Share(value.parameter, node.path, use, chain)
+                    graph.shares[position, index] = share
+        return graph
 
-    def layer_below(self, position: int, section: Section) -> int | None:
-        """The linear layer below an activation, if both are one step for shared columns."""
-        below = self.scalings.get(position)
-        if below is None or below < section.first:
-            return None
-        node = self.sample_nodes[below]
-        alone = all((below, index) in self.shares for index in node.rule.uses)
-        return below if alone and node.outputs[0] is not section.exit else None
+    def read_once(self, value: Value) -> bool:
+        """Whether one op alone reads a value, or only the caller."""
+        return len(self.readers.get(id(value), ())) == 1
+
+    def behind_views(
+        self,
+        value: Value,
+        *,
+        alone: bool = False,
+        one_to_one: bool = True,
+        kind: type[Movement] = Movement,
+    ) -> tuple[Value, tuple[Step, ...]]:
+        """The value that this one is a view of, and the movements in between.
+
+        These are of a ``kind``, and ``alone`` go only through values that are read once.
+        """
+        chain: list[Step] = []
+        while value.parameter is None and (not alone or self.read_once(value)):
+            node = self.makers.get(id(value))
+            if node is None or not isinstance(node.rule, kind) or len(node.inputs) != 1:
+                break
+            if one_to_one and not node.rule.one_to_one:
+                break
+            chain.append(Step(node.rule, node.outputs.index(value), len(node.outputs)))
+            value = node.inputs[0]
+        return value, tuple(chain)
+
+    def made_for_one(self, value: Value) -> int | None:
+        """The position of the sample node that makes a value which one op alone reads."""
+        maker = self.makers.get(id(value))
+        return self.positions.get(id(maker)) if self.read_once(value) else None
 
     @property
     def explicit(self) -> list[str]:
         """Parameters whose Jacobians are added up in memory."""
         alone = {share.name for share in self.shares.values()}
         return [name for name in self.trace.parameters if name not in alone]
-
-
-def _overwrites(nodes: list[Node]) -> frozenset[int]:
-    readers: dict[int, list[Node]] = {}
-    for node in nodes:
-        for value in node.inputs:
-            readers.setdefault(id(value), []).append(node)
-    return frozenset(
-        position
-        for position, node in enumerate(nodes)
-        if isinstance(node.rule, FromOutput)
-        and [one.rule.makes_new for one in readers.get(id(node.outputs[0]), [])] == [True]
-    )
-
-
-def _scalings(nodes: list[Node], readers: dict[int, int]) -> dict[int, int]:
-    layers: dict[int, int] = {}
-    found: dict[int, int] = {}
-    for position, node in enumerate(nodes):
-        if linear_matrix(node.rule) is not None:
-            layers[id(node.outputs[0])] = position
-        elif isinstance(node.rule, (Elementwise, FromOutput)) and not node.rule.uses:
-            operands = [one for one in node.inputs if one.active and one.samples is not None]
-            value = operands[0]
-            same = len(operands) == 1 and value.shape == node.outputs[0].shape
-            if same and readers[id(value)] == 1 and id(value) in layers:
-                found[position] = layers[id(value)]
-    return found
-
-
-def _origin(
-    value: Value, makers: dict[int, Node], readers: dict[int, int]
-) -> tuple[str, tuple[Step, ...]] | None:
-    chain: list[Step] = []
-    while True:
-        if readers[id(value)] != 1:
-            return None
-        if value.parameter is not None:
-            return value.parameter, tuple(chain)
-        node = makers.get(id(value))
-        step = None if node is None else Step.of(node, value)
-        if node is None or step is None:
-            return None
-        if not step.rule.one_to_one:
-            return None
-        chain.append(step)
-        value = node.inputs[0]
 
 
 @dataclass(frozen=True)
@@ -187,19 +161,19 @@ class Section:
     ends: tuple[Value, ...] = ()
 
     @classmethod
-    def whole(cls, plan: Plan) -> Section:
+    def whole(cls, graph: Graph) -> Section:
         """From the output to the parameters."""
-        return cls(0, len(plan.sample_nodes), plan.trace.output)
+        return cls(0, len(graph.sample_nodes), graph.trace.output)
 
 
-def once_per_plan(find: Callable[Concatenate[Plan, P], R]) -> Callable[Concatenate[Plan, P], R]:
-    """A function of a plan's nodes and of numbers, found out once for all passes that repeat it."""
+def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:
+    """A function of a graph's nodes and of numbers, found once for all passes that repeat it."""
 
     @wraps(find)
-    def look_up(plan: Plan, /, *args: P.args, **options: P.kwargs) -> R:
+    def look_up(graph: Graph, /, *args: P.args, **options: P.kwargs) -> R:
         key = (find, all_forced(), args, *options.items())
-        if key not in plan.memo:
-            plan.memo[key] = find(plan, *args, **options)
-        return plan.memo[key]
+        if key not in graph.memo:
+            graph.memo[key] = find(graph, *args, **options)
+        return graph.memo[key]
 
     return look_up

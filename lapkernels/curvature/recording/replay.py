@@ -26,14 +26,14 @@ from torch import Tensor, nn
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.aliasing import version_of
 from lapkernels.curvature.recording.fusion import Run, fused
-from lapkernels.curvature.recording.graph import Plan
+from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.run import Start, Subject, record, run
 from lapkernels.curvature.recording.settings import settings_of
 from lapkernels.curvature.recording.torch_functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
 from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, repeats
 from lapkernels.curvature.recording.watch import Watch
 
-WantsGraph = bool | Callable[[Plan], bool]
+KeepsGraph = bool | Callable[[Graph], bool]
 
 # A pass starts while its caller still holds the one before, so two templates take turns.
 TEMPLATES = 2
@@ -43,14 +43,14 @@ KINDS = 8
 
 @dataclass(eq=False, slots=True)
 class Template:
-    """The calls of a pass and the plan of its way back.
+    """The calls of a pass and the graph of its way back.
 
     ``settings`` are those of the model, if nothing else can change its calls; ``runs`` are the
     calls as a pass makes them that does not run the model, once there was one.
     """
 
     calls: Calls
-    plan: Plan
+    graph: Graph
     settings: object
     runs: Sequence[Step | Run] | None = None
 
@@ -73,36 +73,36 @@ _free: WeakKeyDictionary[nn.Module, dict[Any, list[Template]]] = WeakKeyDictiona
 _lock = Lock()
 
 
-def planned(
+def recorded(
     subject: Subject,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     select: Callable[[Any], Any],
     *,
-    graph: WantsGraph = False,
+    keep_graph: KeepsGraph = False,
     is_output: bool = False,
-) -> Plan:
-    """Run the model on a batch, and the plan of the way back: replayed if it can be.
+) -> Graph:
+    """Run the model on a batch, and the graph of the way back: replayed if it can be.
 
-    ``graph`` says whether autograd's graph is kept, or for which plans; a recorded pass keeps it
-    then. ``is_output`` says that ``select`` takes what the model returns as it is. torch's random
-    numbers are left as they were; calls that are replayed draw none.
+    ``keep_graph`` says whether autograd's graph is kept, or of which repeated passes; new ones keep
+    it then. ``is_output`` says that ``select`` takes what the model returns as it is. The random
+    numbers of torch are left as they were; calls that are replayed draw none.
     """
     args, kwargs = inputs
     home = None
     if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
-        plan = _replayed(home, subject, inputs, select, graph, is_output)
-        if plan is not None:
-            return plan
+        graph = _replayed(home, subject, inputs, select, keep_graph, is_output)
+        if graph is not None:
+            return graph
     with random_state_kept(subject.model, inputs):
-        plan = Plan.of(record(subject, inputs, select, graph=bool(graph)))
-    trace = plan.trace
+        graph = Graph.of(record(subject, inputs, select, keep_graph=bool(keep_graph)))
+    trace = graph.trace
     calls, trace.calls = trace.calls, None
     if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
-        empty = changed(trace, prediction=None, graph=None, leaves={})
-        template = Template(calls, changed(plan, trace=empty), _settings(subject))
+        empty = changed(trace, prediction=None, differentiable=None, leaves={})
+        template = Template(calls, changed(graph, trace=empty), _settings(subject))
         trace.lease = Lease(template, home)
-    return plan
+    return graph
 
 
 def _settings(subject: Subject) -> object:
@@ -144,51 +144,51 @@ def _replayed(
     subject: Subject,
     inputs: tuple[tuple[Any, ...], dict[str, Any]],
     select: Callable[[Any], Any],
-    graph: WantsGraph,
+    keep_graph: KeepsGraph,
     is_output: bool,
-) -> Plan | None:
-    """The plan of a pass by a free template, None if the pass goes another way."""
+) -> Graph | None:
+    """The graph of a pass by a free template, None if the pass goes another way."""
     try:
         template = home.pop()
     except IndexError:  # none is free; asked first, another thread might take the last
         return None
     lease = Lease(template, home)
-    graph = graph if isinstance(graph, bool) else graph(template.plan)
-    start = Start.of(subject, inputs, graph)
+    keep = keep_graph if isinstance(keep_graph, bool) else keep_graph(template.graph)
+    start = Start.of(subject, inputs, keep)
     given = start.given(subject)
     settings = template.settings if is_output else None
     output: Tensor | None
     if settings is not None and settings == _present_settings(subject):
-        output = _repeated(template, given, graph)
+        output = _repeated(template, given, keep)
     else:
-        output = _watched(template.calls, given, subject, start, select, graph)
+        output = _watched(template.calls, given, subject, start, select, keep)
     if output is None:
         return None
     trace = changed(
-        template.plan.trace,
+        template.graph.trace,
         prediction=output.detach(),
-        graph=output if graph else None,
+        differentiable=output if keep else None,
         leaves={name: start.leaves[name] for name in subject.chosen},
         lease=lease,
     )
-    return changed(template.plan, trace=trace)
+    return changed(template.graph, trace=trace)
 
 
-def _repeated(template: Template, given: list[Tensor], graph: bool) -> Tensor | None:
+def _repeated(template: Template, given: list[Tensor], keep_graph: bool) -> Tensor | None:
     """The output of the calls on other tensors, None if some are of a kind of their own."""
     if any([type(tensor) is not Tensor for tensor in given]):
         return None
     calls, runs = template.calls, template.runs
-    with torch.set_grad_enabled(graph):
-        for one in calls.steps if graph or runs is None else runs:
+    with torch.set_grad_enabled(keep_graph):
+        for one in calls.steps if keep_graph or runs is None else runs:
             made = one.results(given) if isinstance(one, Run) else None
             if made is not None:
                 given += made
             for step in one.steps if isinstance(one, Run) else (one,):
                 if made is None and step.returned is None:
                     given += _results(step, given)
-                _keep(step, given, graph)
-    if runs is None and not graph:
+                _keep(step, given, keep_graph)
+    if runs is None and not keep_graph:
         template.runs = fused(calls, given)
     return given[calls.output]
 
@@ -208,17 +208,17 @@ def _watched(
     subject: Subject,
     start: Start,
     select: Callable[[Any], Any],
-    graph: bool,
+    keep_graph: bool,
 ) -> Tensor | None:
     """The output of the model, None if it made other calls."""
-    watch = Replay(calls, given, graph)
+    watch = Replay(calls, given, keep_graph)
     try:
         output = run(subject, start, select, watch)
     except Different:
         return None
     except Exception:
         # Such as a hook on a tensor that has no graph here; others come again.
-        if graph:
+        if keep_graph:
             raise
         return None
     return output if watch.is_complete(output) else None
@@ -238,15 +238,15 @@ class Replay(Watch):
     """Runs functions and compares them with the calls of a template, which gets their tensors.
 
     ``given`` are the tensors that a pass may start from, in the order of their numbers. Without
-    ``graph`` autograd sees nothing of the pass, which is faster.
+    ``keep_graph`` autograd sees nothing of the pass, which is faster.
     """
 
     error = Different
 
-    def __init__(self, calls: Calls, given: Sequence[Tensor], graph: bool) -> None:
+    def __init__(self, calls: Calls, given: Sequence[Tensor], keep_graph: bool) -> None:
         super().__init__()
         self._detach = any(tensor.requires_grad for tensor in given)
-        self._questions = QUESTIONS if graph else QUESTIONS_WITHOUT_GRAPH
+        self._questions = QUESTIONS if keep_graph else QUESTIONS_WITHOUT_GRAPH
         self._steps = iter(calls.steps)
         self._order, self._output = calls.numbers, calls.output
         # Held, so that an identity means one tensor only.

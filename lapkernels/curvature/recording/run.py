@@ -50,18 +50,18 @@ def record(
     select: Callable[[Any], Any],
     *,
     edges: bool = False,
-    graph: bool = False,
+    keep_graph: bool = False,
 ) -> Trace:
     """Run the model on a batch and record it.
 
     ``inputs`` are positional and keyword arguments; all their tensors hold samples in dimension 0.
-    With ``graph`` autograd's graph is kept, with ``edges`` also where it meets every op that uses a
-    weight.
+    With ``keep_graph`` autograd's graph is kept, with ``edges`` also where it meets every op that
+    uses a weight.
     """
     try:
-        return _record(subject, inputs, select, False, edges, graph)
+        return _record(subject, inputs, select, False, edges, keep_graph)
     except SamplesLost:
-        return _record(subject, inputs, select, True, edges, graph)
+        return _record(subject, inputs, select, True, edges, keep_graph)
 
 
 def _record(
@@ -70,15 +70,15 @@ def _record(
     select: Callable[[Any], Any],
     place_fresh: bool,
     edges: bool,
-    graph: bool,
+    keep_graph: bool,
 ) -> Trace:
     # Only ops below autograd can tell where autograd meets them.
     if not subject.watched and not edges:
         try:
-            return _trace(subject, inputs, select, place_fresh, edges, graph)
+            return _trace(subject, inputs, select, place_fresh, edges, keep_graph)
         except Unseen:
             subject.watched = True
-    return _trace(subject, inputs, select, place_fresh, edges, graph)
+    return _trace(subject, inputs, select, place_fresh, edges, keep_graph)
 
 
 def _trace(
@@ -87,7 +87,7 @@ def _trace(
     select: Callable[[Any], Any],
     place_fresh: bool,
     edges: bool,
-    graph: bool,
+    keep_graph: bool,
 ) -> Trace:
     start = Start.of(subject, inputs)
     count = start.tensors[0].shape[0]
@@ -123,7 +123,7 @@ def _trace(
         value,
         output.detach(),
         recorder.entries,
-        output if edges or graph else None,
+        output if edges or keep_graph else None,
         {name: start.leaves[name] for name in subject.chosen},
         recorder.opaque,
         recorder.hidden,
@@ -164,14 +164,17 @@ class Start:
 
     @classmethod
     def of(
-        cls, subject: Subject, inputs: tuple[tuple[Any, ...], dict[str, Any]], graph: bool = True
+        cls,
+        subject: Subject,
+        inputs: tuple[tuple[Any, ...], dict[str, Any]],
+        keep_graph: bool = True,
     ) -> Start:
-        """Of a batch. With ``graph`` leaves of the chosen parameters require a gradient."""
+        """Of a batch. With ``keep_graph`` leaves of the chosen parameters require a gradient."""
         args, kwargs = copied(inputs[0]), copied(inputs[1])
         leaves: dict[str, Tensor] = {}
         for name, parameter in subject.parameters.items():
             leaves[name] = parameter.detach()
-            if graph and name in subject.chosen:
+            if keep_graph and name in subject.chosen:
                 leaves[name].requires_grad_()
         return cls(args, kwargs, list(tensors_in((args, kwargs))), leaves)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Any, TypeVar
 
 import torch
@@ -32,6 +33,12 @@ class Value:
     without_grad: bool = False
     lost: SamplesLost | None = None
 
+    @property
+    def features(self) -> int:
+        """Number of features of each sample."""
+        assert self.samples is not None
+        return prod(self.shape) // self.samples.count
+
 
 @dataclass(eq=False, slots=True)
 class Node:
@@ -43,6 +50,11 @@ class Node:
     outputs: list[Value]
     rule: Rule
     edges: list[GradientEdge | None] = field(default_factory=list)
+
+    @property
+    def wanted(self) -> list[bool]:
+        """Which operands get columns: those of each sample that depend on parameters."""
+        return [value.active and value.samples is not None for value in self.inputs]
 
     @property
     def where(self) -> str:
@@ -144,8 +156,9 @@ class Trace:
 
     ``entries`` counts the numbers of their results that are no views. ``opaque`` says whose
     gradient only autograd knows, and ``hidden`` whether parameters were read where gradients are
-    disabled, as a custom autograd.Function does. ``graph`` is the prediction with autograd's graph,
-    if kept. ``calls`` are for a pass that repeats this one, and ``lease`` is held by one that does.
+    disabled, as a custom autograd.Function does. ``differentiable`` is the prediction with
+    autograd's graph, if kept. ``calls`` are for a pass that repeats this one, and ``lease`` is held
+    by one that does.
     """
 
     count: int
@@ -154,7 +167,7 @@ class Trace:
     output: Value
     prediction: Tensor
     entries: int
-    graph: Tensor | None
+    differentiable: Tensor | None
     leaves: dict[str, Tensor]
     opaque: list[str]
     hidden: bool

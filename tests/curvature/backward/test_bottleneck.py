@@ -43,7 +43,7 @@ def test_compression_keeps_the_diagonal(
 def cuts_of(model: nn.Module, x: Tensor, count: int) -> list[int]:
     _, batches = passes(model, x)
     (one,) = batches
-    way = chosen_way(one.plan, sections.cuts(one.plan), count, budget=1 << 24)
+    way = chosen_way(one.graph, sections.cuts(one.graph), count, budget=1 << 24)
     return [cut.value.shape[1] for cut in way.cuts]
 
 
@@ -118,7 +118,7 @@ def test_columns_have_the_second_moment_of_what_they_replace() -> None:
     x = torch.randn(2, 6, dtype=torch.float64)
     _, batches = passes(model, x)
     (one,) = batches
-    (cut, *_) = sections.cuts(one.plan)
+    (cut, *_) = sections.cuts(one.graph)
     columns = torch.randn(11, *cut.value.shape, dtype=torch.float64)
     parts = sections.compress(
         columns[7:], sections.compress(columns[:7], None, cut.value), cut.value

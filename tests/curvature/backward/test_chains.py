@@ -49,7 +49,7 @@ def test_zoo_is_as_layer_by_layer(network: Network, monkeypatch: pytest.MonkeyPa
 def lengths(model: nn.Module, x: Tensor, **options: Any) -> list[int]:
     """The number of layers in each chain, from the output on."""
     (one,) = passes(model, x, **options)[1]
-    return [len(chain.links) for chain in chains(one.plan).values()]
+    return [len(chain.links) for chain in chains(one.graph).values()]
 
 
 def convs(*channels: int) -> list[nn.Module]:

@@ -1,4 +1,4 @@
-"""What is found out about a plan, once."""
+"""What is found out about a graph, once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from lapkernels.curvature.passes.passes import passes
-from lapkernels.curvature.recording.graph import Plan, once_per_plan
+from lapkernels.curvature.recording.graph import Graph, once_per_graph
 from lapkernels.rules.choices import forced
 
 
 def test_passes_that_repeat_another_find_nothing_anew() -> None:
     calls: list[int] = []
 
-    @once_per_plan
-    def find(plan: Plan, number: int) -> int:
+    @once_per_graph
+    def find(graph: Graph, number: int) -> int:
         calls.append(number)
-        return number + len(plan.sample_nodes)
+        return number + len(graph.sample_nodes)
 
     model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     x = torch.randn(5, 3)
 
     def found(x: Tensor, *numbers: int) -> list[int]:
         (one,) = passes(model, x)[1]
-        return [find(one.plan, number) for number in numbers]
+        return [find(one.graph, number) for number in numbers]
 
     for _ in range(3):
         assert found(x, 1, 2, 1) == [4, 5, 4]
@@ -38,7 +38,7 @@ def test_passes_that_repeat_another_find_nothing_anew() -> None:
 
 
 def test_factors_have_shares_of_their_own() -> None:
-    """Tied weights stand alone for factors, and not for a diagonal: both from one plan."""
+    """Tied weights stand alone for factors, and not for a diagonal: both from one graph."""
     layer = nn.Linear(3, 3)
     model = nn.Sequential(layer, nn.Tanh(), layer).double()
     x = torch.randn(6, 3, dtype=torch.float64)

@@ -160,7 +160,7 @@ def test_passes_that_live_together(recorded: list[Any]) -> None:
     assert len(recorded) == 4
     for k, one in enumerate(several):
         assert torch.equal(one.prediction, model(images(seed=k)))
-    first = several[0].plan.sample_nodes[0].rule.uses[1]
+    first = several[0].graph.sample_nodes[0].rule.uses[1]
     assert torch.equal(first.x(), images(seed=0))  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -293,7 +293,7 @@ def test_changed_models(recorded: list[Any]) -> None:
 def test_nothing_outlives_a_pass() -> None:
     model = small()
     (one,) = passes(model, images())[1]
-    activation = weakref.ref(one.plan.sample_nodes[0].rule.uses[1].x())  # pyright: ignore
+    activation = weakref.ref(one.graph.sample_nodes[0].rule.uses[1].x())  # pyright: ignore
     assert not templates(model)
     del one
     assert activation() is None
