@@ -1,4 +1,4 @@
-// What kernels take and do, on any device: raw pointers, sizes and strides, and no torch.
+// The interface of kernels on any device: raw pointers, sizes and strides, without torch.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct Grid {
   int64_t size[6];
   int64_t stride[6];
 
-  // A channel of a sample, of column v or of the only one.
+  // A channel of a sample of column v; if there is one column it stands for all.
   T* channel(int64_t v, int64_t n, int64_t c) const {
     return data + (size[0] > 1 ? v : 0) * stride[0] + n * stride[1] + c * stride[2];
   }
@@ -56,8 +56,8 @@ enum class Activation {
   sigmoid_of_result
 };
 
-// One layer of a chain: what it reads, and what is made of the diagonal m and the gradient g at its
-// result. Null data is not read or not made. Biases are contiguous.
+// One layer of a chain: what it reads, and what it computes from the diagonal m and the gradient g
+// at its output. Null data is not read or not written. Biases are contiguous.
 template <class T>
 struct ChainLayer {
   bool linear;
@@ -84,8 +84,8 @@ struct ForwardLayer {
   Grid<T> out;
 };
 
-// The kernels of one kind of device for one element type; null where there is none. A context says
-// how to run on the device.
+// The kernels of one kind of device for one element type, or null. A context says how to run on the
+// device.
 template <class T, class Context>
 struct KernelTable {
   const char* name;
@@ -125,7 +125,7 @@ struct KernelTable {
                              Grid<const T> large, Taps);
   void (*window_pull)(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> weight,
                       Taps, bool transposed, Grid<const T> factor);
-  // Convolutions in one group, padded by nothing negative, whose columns share their zeros.
+  // Convolutions in one group, with no negative padding, whose columns share their zeros.
   void (*sparse_squared_sum)(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> x,
                              Taps);
   void (*sparse_conv_input)(const Context&, Grid<T> out, Update, Grid<const T> s,

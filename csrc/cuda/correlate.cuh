@@ -1,9 +1,9 @@
 // The main loop of all matrix-like kernels: tiles of C[row, col] = sum_k A[row, k] B[col, k], where
 // A and B are views of strided tensors.
 //
-// While a tile's step is multiplied, the next one is on its way from global memory to registers and
-// one warp works out the places of the step after it; shared memory is double-buffered, so a step
-// has one barrier. The order of additions is fixed by the sizes alone.
+// A software pipeline: while one step is multiplied, the next is loaded from global memory to
+// registers, and one warp computes the addresses of the step after it. Shared memory is
+// double-buffered, so a step has one barrier. The order of additions depends on the sizes alone.
 #pragma once
 
 #include "places.cuh"
@@ -23,8 +23,8 @@ struct Stack {
 template <class Stored, class Shape>
 struct Memory {
   struct Steps {
-    Slab<Stored, Shape::rows> a[2];
-    Slab<Stored, Shape::cols> b[2];
+    Panel<Stored, Shape::rows> a[2];
+    Panel<Stored, Shape::cols> b[2];
   };
   union alignas(32) {
     Steps steps;
@@ -34,7 +34,7 @@ struct Memory {
   Place summands_a[2][kDepth], summands_b[2][kDepth];
 };
 
-// Places of a tile's lanes, `tile` counting in parts. No barrier: `correlate` has it.
+// Places of the lanes of a tile, whose index `tile` counts in parts. The barrier is in `correlate`.
 template <class T>
 __device__ void place_lanes(Place* places, int lanes, const Operand<T>& operand, int64_t tile,
                             const Stack& stack) {
@@ -59,7 +59,7 @@ struct Freight {
   static_assert(count % 4 == 0);
   Stored value[count];
 
-  // Where element `item` of the step lies, `width` of them being taken at once.
+  // Place of element `item` of the step, for reads of `width` elements.
   template <int width>
   __device__ static int lane(const Operand<T>& operand, int item) {
     return operand.lanes_nearer ? item % (Lanes / width) * width : item / (kDepth / width);
@@ -99,32 +99,32 @@ struct Freight {
     }
   }
 
-  __device__ void store(const Operand<T>& operand, Slab<Stored, Lanes>& slab) const {
+  __device__ void store(const Operand<T>& operand, Panel<Stored, Lanes>& panel) const {
     if (operand.fours) {
 #pragma unroll
       for (int i = 0; i < count / 4; ++i) {
         const int item = threadIdx.x + i * Threads;
         const int to = lane<4>(operand, item), k = summand<4>(operand, item);
         if (operand.lanes_nearer) {
-          slab.data[k][to / 4] = {
+          panel.data[k][to / 4] = {
               {value[4 * i], value[4 * i + 1], value[4 * i + 2], value[4 * i + 3]}};
         } else {
 #pragma unroll
-          for (int c = 0; c < 4; ++c) slab.at(k + c, to) = value[4 * i + c];
+          for (int c = 0; c < 4; ++c) panel.at(k + c, to) = value[4 * i + c];
         }
       }
     } else {
 #pragma unroll
       for (int i = 0; i < count; ++i) {
         const int item = threadIdx.x + i * Threads;
-        slab.at(summand<1>(operand, item), lane<1>(operand, item)) = value[i];
+        panel.at(summand<1>(operand, item), lane<1>(operand, item)) = value[i];
       }
     }
   }
 };
 
 // Runs of `length` summands each, from `first` on: tile += the sum of each, then after_run().
-// Begins and ends with the block in step.
+// Begins and ends with a barrier.
 template <class T, class Stored, class Shape, class AfterRun>
 __device__ void correlate(Tile<Stored, Shape>& tile, Memory<Stored, Shape>& memory,
                           const Operand<T>& a, const T* from_a, const Operand<T>& b,
@@ -134,7 +134,7 @@ __device__ void correlate(Tile<Stored, Shape>& tile, Memory<Stored, Shape>& memo
   const int64_t steps = chunks * runs;
   int64_t ahead_chunk = 0, ahead_first = first;
 
-  // The first threads, `a` and `b` in turn, work out the places of the step that is next in line.
+  // The first threads compute the places of the next step, alternately of `a` and `b`.
   const auto place_step = [&](int buffer) {
     const int k = threadIdx.x % kDepth;
     const int64_t within = ahead_chunk * kDepth + k;
@@ -160,7 +160,7 @@ __device__ void correlate(Tile<Stored, Shape>& tile, Memory<Stored, Shape>& memo
     freight_b.store(b, memory.steps.b[buffer]);
   };
 
-  // Step -1 only fills the first buffer; written out before the loop it would double the loads.
+  // Step -1 only fills the first buffer; peeled off it would double the code of the loads.
   place_step(0);
   __syncthreads();
   int64_t chunk = 0;

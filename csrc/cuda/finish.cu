@@ -28,7 +28,7 @@ void finish(const Context& context, const Parts<SumOf<T>>& parts, const Grid<T>&
   task.count = task.to.count;
   task.update = blend<T>(update);
   task.symmetric = symmetric;
-  // Teams as large as keep all elements within as many threads as a GPU has at least.
+  // The largest teams for which all elements fit the threads of a small GPU.
   constexpr int64_t kThreads = 1 << 16;
   task.team = 1;
   while (task.team < 32 && 2 * task.team <= task.runs && 2 * task.team * task.count <= kThreads)

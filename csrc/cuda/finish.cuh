@@ -1,9 +1,8 @@
 // out <- decay * out + scale * sum_r f(sum_s partial[r, s]), f the square or the identity: the
 // second pass of every sum that is split between blocks.
 //
-// A team of threads has one element: each adds every team-th r in order, and the team's sums are
-// added in a fixed tree. The fewer elements, the larger the teams. Reads 4 bytes a part and flop,
-// neighbouring threads neighbouring elements.
+// A team of threads adds up one element: each thread every team-th r in order, then a fixed tree.
+// The fewer elements, the larger the teams. Memory-bound, 4 bytes a flop; reads are coalesced.
 #pragma once
 
 #include "places.cuh"

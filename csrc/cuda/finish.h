@@ -20,8 +20,8 @@ template <class T>
 void finish(const Context& context, const Parts<SumOf<T>>& parts, const Grid<T>& out, Update update,
             int64_t symmetric = 0);
 
-// Into how many parts to split `work` so that there are enough blocks for any GPU: a fixed number,
-// so that the order of additions, hence every bit of the result, is the same on all of them.
+// The number of parts of `work`, for about 512 blocks whatever the GPU: the order of additions, and
+// so every bit of the result, is the same on all GPUs.
 inline int64_t split_count(int64_t tiles, int64_t work) {
   constexpr int64_t kBlocks = 512;
   return std::max<int64_t>(1, std::min(work, ceil_div(kBlocks, tiles)));

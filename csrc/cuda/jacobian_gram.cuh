@@ -1,9 +1,9 @@
 // C[n, v, w] = sum_p G_{n,v}[p] variance[p] G_{n,w}[p].
 //
-// A block takes one sample, a part of the tiles, and up to 16 columns stacked beside the channels:
-// all of them, or, of more, 8 and another 8. After each tile of G the threads are sets of
-// parameters times 4 x 4 squares of 4 x 4 pairs of columns: 8 reads of shared memory a parameter
-// for 16 multiply-adds, kept in registers until the last tile.
+// A block takes one sample, a part of the tiles, and up to 16 columns stacked with the channels:
+// all columns, or a pair of blocks of 8. After each tile of G a thread takes a subset of the
+// parameters and 4 x 4 pairs of columns: 8 reads of shared memory a parameter for 16 multiply-adds,
+// whose sums stay in registers until the last tile.
 #pragma once
 
 #include "jacobian_tiles.cuh"

@@ -1,5 +1,5 @@
-// What the kernels share that go through all of a sample's Jacobian columns G, tile by tile, and
-// keep only sums over the parameters.
+// Shared by the kernels that compute a sample's Jacobian columns G tile by tile and keep only sums
+// over the parameters.
 #pragma once
 
 #include "correlate.cuh"
@@ -34,7 +34,7 @@ struct JacobianTile {
         parts_a(Shape::rows / (task.on_b ? 1 : task.stack)),
         parts_b(Shape::cols / (task.on_b ? task.stack : 1)) {}
 
-  // The number of parameters in the tile; some may lie beyond the weight.
+  // The number of parameters in the tile, those outside of the weight included.
   __device__ int count() const { return parts_a * parts_b; }
 
   __device__ void compute(int64_t index, int64_t sample, const Stack& stack) {
@@ -43,7 +43,7 @@ struct JacobianTile {
     group = index / task.row_tiles / task.col_tiles;
     row = row_tile * parts_a;
     col = col_tile * parts_b;
-    // The factor without a stack depends on the column only if there is one column in the stack.
+    // The other factor may depend on the column only if the stack has one column.
     Stack rows = stack, cols = stack;
     if (task.on_b)
       rows.size = rows.half = 1;
@@ -60,7 +60,7 @@ struct JacobianTile {
     __syncthreads();
   }
 
-  // The variance of parameter i of the tile, zero beyond the weight.
+  // The variance of parameter i of the tile, zero outside of the weight.
   __device__ SumOf<T> variance(int i) const {
     const int64_t r = row + i / parts_b, c = col + i % parts_b;
     if (r >= task.rows || c >= task.cols) return 0;

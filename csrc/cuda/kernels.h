@@ -1,4 +1,5 @@
-// The torch-free face of the CUDA kernels. Every launch is asynchronous, on the context's stream.
+// The interface of the CUDA kernels, without torch. Launches are asynchronous, on the context's
+// stream.
 #pragma once
 
 #include <functional>
@@ -17,7 +18,7 @@ struct BFloat16 {
 
 struct Context {
   void* stream = nullptr;
-  // Device memory, uninitialised, that lives until the kernels launched with this context are done.
+  // Uninitialised device memory, alive until the kernels launched with this context are done.
   std::function<void*(int64_t bytes)> workspace;
 };
 

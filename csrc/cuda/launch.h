@@ -12,7 +12,7 @@ namespace lapkernels::cuda {
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Runs kernel(task) on so many blocks. No synchronisation: only errors of the launch itself show.
+// Runs kernel(task) on so many blocks, asynchronously: only errors of the launch itself are raised.
 template <class Task>
 void launch(const Context& context, void (*kernel)(Task), int64_t blocks, int threads,
             const std::type_identity_t<Task>& task) {

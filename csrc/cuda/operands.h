@@ -1,4 +1,4 @@
-// Host side: tensors and taps become the matrix factors of the kernels.
+// Host side: the matrix factors of the kernels from tensors and taps.
 #pragma once
 
 #include <cstdlib>
@@ -8,7 +8,7 @@
 
 namespace lapkernels::cuda {
 
-// A digit of a walk that does not move on the grid.
+// A digit of a walk over an axis that is not spatial.
 struct Digit {
   int64_t size = 1, stride = 0;
 };
@@ -50,7 +50,7 @@ inline Walk walk(Digit outer, Digit inner, const Path& path, Digit fast = {}) {
   return w;
 }
 
-// Memory stride of the digit that moves first.
+// Memory stride of the fastest digit.
 inline int64_t nearest(const Walk& w, const int64_t unit[3]) {
   for (int d = 5; d > 0; --d)
     if (w.size[d - 1].size > 1)
@@ -91,9 +91,9 @@ inline int64_t digit_size(const Walk& w, int d) {
   return rest;
 }
 
-// Decides whether the operand is read in vectors: where the nearer of lanes and summands, in fours
-// from a multiple of four on, lie next to each other and aligned, inside the grid or outside as
-// one. `stack` columns are in its lanes.
+// Sets whether the operand is read in vectors of four: each aligned four of the faster of lanes and
+// summands must be contiguous and aligned in memory, and wholly inside or outside of the grid. Its
+// lanes hold `stack` columns.
 template <class T>
 void set_fours(Operand<T>& o, int64_t stack) {
   const Walk& near = o.lanes_nearer ? o.lanes : o.summands;
@@ -117,7 +117,7 @@ void set_fours(Operand<T>& o, int64_t stack) {
         o.fours = false;
 }
 
-// Columns of the output Hessian's factor that one step outwards in the walk over summands passes.
+// The columns' share of the walk over summands.
 struct Columns {
   int64_t blocks = 1, size = 1;
 };
@@ -153,7 +153,7 @@ Operand<T> plain_operand(const Grid<const T>& grid, int64_t groups, Columns colu
     flat = {flat.size * size, flat.size == 1 ? stride : flat.stride};
   }
   const Digit samples{grid.size[1], grid.stride[1]}, column = column_digit(grid, columns);
-  // Positions that follow each other in memory are one digit, off the grid.
+  // Contiguous positions are one digit, not spatial.
   auto o =
       operand(grid, walk(channels(grid, groups), {}, {}),
               follow ? walk(column, samples, {}, flat) : walk(column, samples, at), kUndivided);

@@ -1,8 +1,8 @@
 // One pass over whole lists of parameters: updates, samples, and sums.
 //
-// A launch takes up to 64 parameters, cut into stretches of 4096 elements, one a block;
-// neighbouring threads have neighbouring fours of elements, and read them as vectors where a
-// parameter allows it. Sums of stretches are added in order, in double, by one block.
+// A launch takes up to 64 parameters, cut into chunks of 4096 elements, one a block. Reads are
+// coalesced, in vectors of four where a parameter is aligned. Sums of chunks are added in order, in
+// double, by one block.
 #pragma once
 
 #include "numbers.cuh"
@@ -29,7 +29,7 @@ struct Lists {
   int first_block[kEntries];
   Entry<T> entry[kEntries];
   SumOf<T> p, q;  // decay, scale; prior, scale; 1 / prior variance, constant
-  double* sums;   // of the stretches
+  double* sums;   // of the chunks
 };
 
 // What is done to one element, and what it adds to the sum.

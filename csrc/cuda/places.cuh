@@ -1,10 +1,9 @@
 // Where the elements of a matrix factor lie in a strided tensor.
 //
-// Every op here multiplies two matrices that exist only as views: A[lane, summand] and
-// B[lane, summand], added up over the summands. An element's memory offset, and its coordinates on
-// the tensor's grid, are each a part that the lane gives plus a part that the summand gives;
-// outside the grid it is zero. Parts are worked out once a tile, so an element costs three
-// comparisons.
+// Every op here multiplies two matrices that exist only as views, A[lane, summand] and
+// B[lane, summand], summed over the summands. An element's memory offset and its coordinates on the
+// tensor's grid are the sums of one part for the lane and one for the summand; outside of the grid
+// it is zero. Parts are computed once a tile, so an element costs three comparisons.
 #pragma once
 
 #include "numbers.cuh"
@@ -27,12 +26,12 @@ struct Place {
   int32_t at[3];
 };
 
-// Added to any coordinate these lie outside every grid, whose sides are below 2^29.
+// Added to any coordinate these are outside of every grid, whose sides are below 2^29.
 constexpr int32_t kOutside = -(1 << 30);  // at[0] of a lane or summand that does not exist
 constexpr int32_t kOnes = 1 << 30;        // at[1] of a lane whose elements are all one
 
 // From a flat index to a part of a place. The digits, slowest first, are outer, inner, z, y, x and
-// fast; z, y and x move on the grid.
+// fast; z, y and x are spatial.
 struct Walk {
   int64_t count, origin;
   Divider size[5];    // of inner, z, y, x, fast
@@ -108,7 +107,7 @@ struct Operand {
     return inside(q) ? from[offset] : beyond(lane, summand);
   }
 
-  // Four elements from this one on, if `fours` says that they are to be had.
+  // Four elements from this one on, if `fours` is set.
   __device__ Four<T> fetch_four(const T* from, const Place& lane, const Place& summand) const {
     const int32_t q[3] = {lane.at[0] + summand.at[0], lane.at[1] + summand.at[1],
                           lane.at[2] + summand.at[2]};

@@ -1,5 +1,5 @@
-// sums[r, g, lane] = sum_t X_r[g, lane, t] for r = (column, sample): what `reduce` factors are made
-// of. One thread an entry, neighbours on neighbouring lanes; each element is read once a tap.
+// sums[r, g, lane] = sum_t X_r[g, lane, t] for r = (column, sample), for factors with `reduce`. One
+// thread an entry, neighbours on neighbouring lanes; each element is read once a tap.
 #pragma once
 
 #include "places.cuh"

@@ -1,5 +1,5 @@
-// out[i, col] = factor[i, col] sum_{o,k} W[o, i, k] s[o, place(col, k)], W squared or not: what a
-// layer's transpose does to its output, col being (column, sample, position).
+// out[i, col] = factor[i, col] sum_{o,k} W[o, i, k] s[o, place(col, k)], W squared or not: the
+// transpose of a layer, col being (column, sample, position).
 //
 // A block computes a tile of channels times positions, the sum being over channels and taps.
 #pragma once
@@ -21,7 +21,7 @@ struct Pull {
   const T* factor;  // or null
   Walk factor_at;
   int64_t factor_channel_stride, factor_group_stride;
-  bool slopes;  // `factor` holds what the activation was applied to, not the factor itself
+  bool slopes;  // `factor` holds the operand of the activation, not its slope
   Activation activation;
   SumOf<T> slope;
   Blend<T> update;

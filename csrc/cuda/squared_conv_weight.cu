@@ -1,5 +1,5 @@
 // D[a, b, k] = sum_n sum_t small[n, a, t] large[n, b, t, k]^2, or with the square on the other one:
-// one product over all samples and positions, squares taken on the way to shared memory.
+// one product over all samples and positions; factors are squared when stored to shared memory.
 #include "ops.h"
 #include "tile_sum.h"
 

@@ -23,7 +23,7 @@ const Kernels<T>& kernels() {
       &window_pull<T>,
       &jacobian_squared_sum<T>,
       &sparse_conv_input<T>,
-      nullptr,  // conv_input and what follows it: torch's library serves GPUs
+      nullptr,  // from conv_input on: torch's library serves GPUs
       nullptr,
       nullptr,
       nullptr,

@@ -22,7 +22,7 @@ using Narrow = Shape<16, 64>;
 
 // One step of a matrix factor in shared memory, padded against bank conflicts.
 template <class Stored, int Lanes>
-struct Slab {
+struct Panel {
   static constexpr int length = Lanes + (sizeof(Stored) == 2 ? 8 : 4);
   Four<Stored> data[kDepth][length / 4];
 

@@ -21,8 +21,8 @@ void window_squared_sum(const Context& context, Grid<T> out, Update update, Grid
   task.rows = task.small.lanes.count;
   task.cols = task.large.lanes.count;
   task.positions = position_count(small);
-  task.stretches = ceil_div(task.lanes, kLanes);
-  task.runs = columns * task.stretches;
+  task.chunks = ceil_div(task.lanes, kLanes);
+  task.runs = columns * task.chunks;
   task.row_tiles = static_cast<int>(ceil_div(task.rows, kSide));
   task.col_tiles = static_cast<int>(ceil_div(task.cols, kSide));
   task.groups = static_cast<int>(taps.groups);

@@ -1,8 +1,8 @@
 // D[a, b, k] = sum_{v, l} (sum_t small[v, a, t, l] large[v, b, t * stride + k * dilation - offset,
-// l])², the lanes l being neighbours in memory.
+// l])², lanes l contiguous.
 //
 // A thread has one lane and 4 x 4 entries (a, (b, k)) of G in registers: every load is coalesced,
-// and 8 of them serve 16 multiply-adds. Columns and stretches of lanes are split between blocks;
+// and 8 of them serve 16 multiply-adds. Columns and chunks of lanes are split between blocks;
 // the squares are added over a block's lanes at its end.
 #pragma once
 
@@ -15,7 +15,7 @@ constexpr int kLanes = 128, kSide = 4;
 template <class T>
 struct WindowSquaredSum {
   Operand<T> small, large;  // summands: column and position
-  int64_t rows, cols, positions, lanes, stretches, runs, part;
+  int64_t rows, cols, positions, lanes, chunks, runs, part;
   int64_t small_lane, large_lane;  // strides of the lanes
   int row_tiles, col_tiles, groups, splits;
   SumOf<T>* sums;  // [splits, groups, rows, cols]
@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kLanes)
   S total[kSide][kSide] = {};
   const int64_t end = min(task.runs, (split + 1) * task.part);
   for (int64_t run = split * task.part; run < end; ++run) {
-    const int64_t column = run / task.stretches;
-    const int64_t lane = (run - column * task.stretches) * kLanes + threadIdx.x;
+    const int64_t column = run / task.chunks;
+    const int64_t lane = (run - column * task.chunks) * kLanes + threadIdx.x;
     if (lane >= task.lanes) continue;
     const T* small = task.small.data + group * task.small.group_stride + lane * task.small_lane;
     const T* large = task.large.data + group * task.large.group_stride + lane * task.large_lane;

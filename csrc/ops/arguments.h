@@ -1,4 +1,4 @@
-// From torch's arguments to the kernels' own types, with checks that name what is wrong.
+// Kernel arguments from torch's, with checks that name the argument and the value.
 #pragma once
 
 #include <torch/csrc/stable/ops.h>
@@ -181,7 +181,7 @@ inline const Tensor& take(const char* name, const List& list, size_t& next) {
   return list[next++];
 }
 
-// Takes what a plan, a list of numbers, says of layers, one after the other.
+// Reads the numbers of a plan of layers in order.
 struct Reader {
   const Ints& values;
   size_t next = 0;

@@ -35,7 +35,7 @@ namespace lapkernels {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Every thread takes the next task when it is free: tasks differ in size, and threads in speed.
+// Dynamic scheduling: a free thread takes the next task, as tasks differ in size.
 inline Context torch_context() {
   return {[](int64_t tasks, const Body& body) {
             const int64_t threads = torch::stable::get_num_threads();
@@ -66,8 +66,8 @@ inline bool has_kernels(const Tensor& tensor) {
 void* current_cuda_stream(int32_t device);
 #endif
 
-// Calls body.template operator()<T>(kernels, context) with the CUDA kernels. Memory that they work
-// in is torch's, so it is free for others as soon as the stream has passed.
+// Calls body.template operator()<T>(kernels, context) with the CUDA kernels. Their workspace comes
+// from torch's caching allocator, which reuses it in stream order.
 template <class Body>
 void with_cuda_kernels(const Tensor& like, Body body) {
   std::vector<Tensor> kept;
@@ -75,7 +75,8 @@ void with_cuda_kernels(const Tensor& like, Body body) {
   context.workspace = [&](int64_t bytes) -> void* {
     kept.push_back(torch::stable::new_empty(like, {bytes}, ScalarType::Byte));
 #ifdef LAPKERNELS_EMULATED
-    std::memset(kept.back().data_ptr(), 0xff, bytes);  // NaN, for what is read before it is written
+    // NaN, so that tests find reads of uninitialised memory.
+    std::memset(kept.back().data_ptr(), 0xff, bytes);
 #endif
     return kept.back().data_ptr();
   };

@@ -3,7 +3,7 @@
 namespace lapkernels {
 namespace {
 
-// A contiguous tensor's grid in memory of our own.
+// The grid of a contiguous tensor of this shape, in a buffer.
 template <class T>
 Grid<T> dense_grid(const Tensor& like, T* data) {
   Grid<T> g = grid<T>(like, 2);
@@ -16,8 +16,8 @@ Grid<T> dense_grid(const Tensor& like, T* data) {
 // `plan` has for each layer: the activation that made its input, whether its weight, its bias and
 // its input are wanted, the number of spatial dimensions, and for a convolution stride, padding,
 // dilation, groups and whether it is transposed. `read` has its weight, input and, for an
-// activation, what the slope is read from; `made` gets, for the diagonal and then the gradient,
-// weight and bias of each layer and, last of all, what arrives at the input of the chain.
+// activation, the tensor that gives the slope; `made` gets, for the diagonal and then the gradient,
+// weight and bias of each layer and, last, the result at the input of the chain.
 void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read, Ints plan,
                  std::vector<double> slopes) {
   check_tensor("m", m, m);
@@ -38,12 +38,13 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
     std::vector<const Tensor*> inputs;
     const Tensor* above = &m;
     int64_t largest = 0;
-    bool goes_on = true;
+    bool wants_input = true;
     for (double slope : slopes) {
-      STD_TORCH_CHECK(goes_on, "a layer whose input is not wanted must be the last of the chain");
+      STD_TORCH_CHECK(wants_input,
+                      "a layer whose input is not wanted must be the last of the chain");
       const Activation activation = number.activation(Activation::sigmoid_of_result);
       const bool wants_weight = number(), wants_bias = number();
-      goes_on = number();
+      wants_input = number();
       const int64_t dims = number.dims();
       const Tensor& weight = take("read", read, next_read);
       const Tensor& x = take("read", read, next_read);
@@ -60,7 +61,7 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
       if (layer.linear) {
         check_size("weight", weight, 0, above->size(1));
         check_size("weight", weight, 1, x.size(1));
-        STD_TORCH_CHECK(!goes_on || weight.size(1) <= 1 || weight.stride(1) == 1,
+        STD_TORCH_CHECK(!wants_input || weight.size(1) <= 1 || weight.stride(1) == 1,
                         "weight must be dense");
         STD_TORCH_CHECK(x.size(1) <= 1 || x.stride(1) == 1, "input must be dense");
       } else {
@@ -93,22 +94,22 @@ void layer_chain(List made, const Tensor& m, std::optional<Tensor> g, List read,
         }
       }
       layers.push_back(layer);
-      inputs.push_back(goes_on ? &x : nullptr);
-      if (goes_on) largest = std::max(largest, x.numel());
+      inputs.push_back(wants_input ? &x : nullptr);
+      if (wants_input) largest = std::max(largest, x.numel());
       above = &x;
     }
     STD_TORCH_CHECK(!layers.empty(), "the chain has no layer");
-    // What is on its way lies in one of two buffers, and in the caller's at the end.
-    const int64_t ways = g ? 2 : 1;
+    // Diagonal and gradient alternate between two buffers each; the last layer's are the caller's.
+    const int64_t carried = g ? 2 : 1;
     const Tensor buffers =
-        torch::stable::new_empty(m, {layers.size() > 1 ? 2 * ways * largest : 0});
+        torch::stable::new_empty(m, {layers.size() > 1 ? 2 * carried * largest : 0});
     T* memory = static_cast<T*>(buffers.data_ptr());
     for (size_t k = 0; k < layers.size(); ++k) {
       if (!inputs[k]) continue;
-      for (int64_t way = 0; way < ways; ++way) {
-        Grid<T>& at = way ? layers[k].g : layers[k].m;
+      for (int64_t index = 0; index < carried; ++index) {
+        Grid<T>& at = index ? layers[k].g : layers[k].m;
         if (k + 1 < layers.size()) {
-          at = dense_grid<T>(*inputs[k], memory + (way * 2 + k % 2) * largest);
+          at = dense_grid<T>(*inputs[k], memory + (index * 2 + k % 2) * largest);
           continue;
         }
         const Tensor& out = take("made", made, next_made);

@@ -1,4 +1,4 @@
-// What the library says of itself.
+// Facts about the library.
 #include <string>
 
 #include "devices.h"
