@@ -1,5 +1,7 @@
 """Errors of the curvature engine."""
 
+from typing import Any, get_args
+
 
 class Refused(RuntimeError):
     """A quantity that cannot be computed rightly: where, why, and what would work."""
@@ -11,6 +13,12 @@ class SamplesLost(Refused):
 
 class NoBatch(ValueError):
     """Data without a batch, which may be one process's share of data that have some."""
+
+
+def check_choice(name: str, value: Any, allowed: Any) -> None:
+    """Raise unless an argument has one of the values of a ``Literal``."""
+    if value not in get_args(allowed):
+        raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
 
 
 def reference(where: str, name: str) -> str:

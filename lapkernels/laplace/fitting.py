@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from lapkernels.curvature.data.batches import Batch, batches_of, selector, tensors_in
+from lapkernels.curvature.data.batches import Batch, Observed, tensors_in
 from lapkernels.curvature.data.processes import merged, processes
-from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.passes.passes import with_progress
-from lapkernels.curvature.recording.run_model import call_model
 from lapkernels.curvature.results.shards import Part, Shard, check_parts
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.structures import Structure, Subject
@@ -101,8 +100,10 @@ def measure(
         if checkpoint is not None:
             raise ValueError("this structure reads the data as a whole: it has no checkpoint")
         subject.generator.manual_seed(seed)
-        state = structure.measure(subject, data, None)
-        found = _likelihood_of(subject, data, progress)
+        shown = replace(subject, options={**subject.options, "progress": progress})
+        state, seen = _measured(structure, shown, data, None)
+        found = together.everywhere("the likelihood", lambda: seen)
+        assert found is not None
         return replace(found, state=state, fingerprint=fingerprint)
     sweeps = [structure] if structure.first is None else [structure.first, structure]
     if len(sweeps) > 1 and isinstance(data, Iterator):
@@ -182,7 +183,12 @@ class Step:
                     )
                 continue
             if own:
-                total = merged(total, self._measured(number, batch, last.basis))
+                # A seed for each batch, so that a resumed fit makes the same draws.
+                self.subject.generator.manual_seed(self.seed * 1_000_003 + 2 * number + self.sweep)
+                data = [(batch.inputs, batch.target)]
+                state, seen = _measured(self.structure, self.subject, data, last.basis)
+                assert seen is not None
+                total = merged(total, replace(seen, state=state))
                 end = number + 1
                 if self.reads is not None:
                     digests[number] = digest(batch)
@@ -191,12 +197,6 @@ class Step:
                 break
         return None if total is None else Progress(self.sweep, end, digests, total, last.basis)
 
-    def _measured(self, number: int, batch: Batch, basis: Any) -> Measured:
-        # A seed for each batch, so that a resumed fit makes the same draws.
-        self.subject.generator.manual_seed(self.seed * 1_000_003 + 2 * number + self.sweep)
-        state = self.structure.measure(self.subject, [(batch.inputs, batch.target)], basis)
-        return replace(_likelihood_of_batch(self.subject, batch), state=state)
-
 
 def _with_options_of(structure: Structure, subject: Subject) -> Subject:
     """The subject with only those options that a sweep's structure has."""
@@ -204,32 +204,24 @@ def _with_options_of(structure: Structure, subject: Subject) -> Subject:
     return replace(subject, options={k: v for k, v in subject.options.items() if k in known})
 
 
-def _likelihood_of(subject: Subject, data: Any, progress: bool) -> Measured:
-    """-log p(y | f) of the data of all processes, with no state."""
-    part = Part(data, processes())
+def _measured(
+    structure: Structure, subject: Subject, data: Any, basis: Any
+) -> tuple[Any, Measured | None]:
+    """The state of data, and -log p(y | f) from the same outputs, None if there were none."""
+    total: Measured | None = None
 
-    def local() -> Measured:
-        total: Measured | None = None
-        batches = batches_of(part)
-        for batch in with_progress(batches, data) if progress else batches:
-            total = merged(total, _likelihood_of_batch(subject, batch))
-        assert total is not None
-        return total
+    @torch.no_grad()
+    def see(f: Tensor, y: Any) -> None:
+        nonlocal total
+        if y is None:
+            seen = Measured(None, len(f), None, None)
+        else:
+            nll = float(subject.likelihood.nll(f.double(), y))
+            constant = float(subject.likelihood.constant(f, y))
+            seen = Measured(None, len(f), nll, constant, y.numel())
+        total = merged(total, seen)
 
-    return part.sum("the likelihood", local)
-
-
-@torch.no_grad()
-def _likelihood_of_batch(subject: Subject, batch: Batch) -> Measured:
-    """-log p(y | f) of a batch, with no state."""
-    if batch.target is None:
-        return Measured(None, batch.count, None, None)
-    with random_state_kept(subject.model, batch.args, batch.kwargs):
-        result = call_model(subject.model, batch.args, batch.kwargs)
-    f = selector(subject.output, batch.count)(result)
-    nll = float(subject.likelihood.nll(f.double(), batch.target))
-    constant = float(subject.likelihood.constant(f, batch.target))
-    return Measured(None, batch.count, nll, constant, batch.target.numel())
+    return structure.measure(subject, Observed(data, see), basis), total
 
 
 def digest(batch: Batch) -> str:

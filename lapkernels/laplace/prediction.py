@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature import predictive_covariance, predictive_variance, propagated_variance
-from lapkernels.curvature.data.batches import Batch, Output, batches_of, selector
+from lapkernels.curvature.data.batches import Batch, Observed, Output, batches_of, selector
 from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.run_model import call_model
@@ -125,33 +125,37 @@ def predict(
     (batch,) = batches_of([(x, None)])
     if how == "weights":
         return _by_weights(model, batch, posterior, likelihood, samples, generator, output)
-    mean = _forward(model, batch, output)
+    means: list[Tensor] = []
+    observed = Observed(batch.inputs, lambda f, y: means.append(f))
     if how == "propagated":
-        variance = propagated_variance(model, x, posterior.variance(), output=output)
+        variance = propagated_variance(model, observed, posterior.variance(), output=output)
+        mean = torch.cat(means)
         return Prediction(mean, variance, None, expectation(mean, variance, likelihood), likelihood)
     blocks = posterior.blocks()
     options: dict[str, Any] = {"output": output, "memory_budget": memory_budget}
+    # The covariance of all outputs contains the variances, if they are one set of classes.
+    linked = isinstance(likelihood, Categorical) and link != "probit" and outputs is None
+    covariance = None
+    if joint or (linked and _forward(model, batch, output).dim() == 2):
+        covariance = predictive_covariance(model, observed, blocks, outputs=outputs, **options)
+        variance = covariance.diagonal(dim1=1, dim2=2)
+    else:
+        variance = predictive_variance(model, observed, blocks, outputs=outputs, **options)
+    mean = torch.cat(means)
     if outputs is not None:
         likelihood = _with_noise_of(likelihood, outputs, mean.shape[1:])
         mean = mean.flatten(1).gather(1, outputs.to(mean.device).expand(len(mean), -1))
-    # The covariance of all classes contains the variances.
-    classes = isinstance(likelihood, Categorical) and mean.dim() == 2 and outputs is None
-    covariance = None
-    if joint or (classes and link != "probit"):
-        covariance = predictive_covariance(model, x, blocks, outputs=outputs, **options)
-        variance = covariance.diagonal(dim1=1, dim2=2).reshape(mean.shape)
-    else:
-        variance = predictive_variance(model, x, blocks, outputs=outputs, **options)
-    if outputs is not None:
+        variance = variance.reshape(mean.shape)
         # Classes, and means with their variances, belong together.
         alone = not isinstance(likelihood, Categorical | HeteroscedasticGaussian)
         expected = expectation(mean, variance, likelihood) if alone else None
         return Prediction(mean, variance, covariance, expected, likelihood)
+    variance = variance.reshape(mean.shape)
 
     def of_classes(positions: Tensor) -> Tensor:
         if covariance is not None:
             return covariance[:, positions.unsqueeze(1), positions]
-        return predictive_covariance(model, x, blocks, outputs=positions, **options)
+        return predictive_covariance(model, batch.inputs, blocks, outputs=positions, **options)
 
     if link == "probit":
         expected = expectation(mean, variance, likelihood)

@@ -459,3 +459,40 @@ def test_refusals() -> None:
     random = nn.Sequential(problem.model, nn.Dropout())
     with pytest.raises(lk.Refused, match=r"call model.eval\(\) first"):
         lk.Laplace(random, "categorical").fit(problem.batches)
+
+
+class Counted(nn.Module):
+    """A classifier that counts its forward passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls = nn.Linear(4, 3), [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls[0] += 1
+        return self.layer(x)
+
+
+@pytest.mark.parametrize(
+    ("structure", "method"),
+    [("diag", None), ("diag", "approx"), ("kron", None), ("full", None), ("function_space", None)],
+)
+def test_fit_and_predict_run_the_model_once_a_batch(structure: str, method: str | None) -> None:
+    torch.manual_seed(0)
+    model, data = Counted().eval(), [(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(3)]
+    la = lk.Laplace(model, "classification", structure, method).fit(data)
+    # Larger batches are propagated in parts, whose size two samples tell.
+    x = data[0][0][:3]
+    la.predict(x)
+    model.calls[0] = 0
+    la.fit(data)
+    assert model.calls == [3]
+    measured = la._fitted()
+    nll = [nn.functional.cross_entropy(model(x), y, reduction="sum").item() for x, y in data]
+    assert measured.nll == pytest.approx(sum(nll), rel=1e-5)
+    assert (measured.samples, measured.targets) == (15, 15)
+    for how in ("linearised", "propagated"):
+        model.calls[0] = 0
+        found = la.predict(x, how=how)
+        assert model.calls == [1]
+        close(found.mean, model(x).detach(), 1e-6)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -54,6 +54,19 @@ class Batch:
         return Batch(args, kwargs, target)
 
 
+@dataclass(frozen=True)
+class Observed:
+    """Data whose outputs ``see(f, y)`` is given too, batch by batch or in parts of a batch."""
+
+    data: Any
+    see: Callable[[Tensor, Any], object]
+
+    @classmethod
+    def of(cls, data: Any) -> Observed:
+        """Data that nobody else may want to see."""
+        return data if isinstance(data, Observed) else cls(data, lambda f, y: None)
+
+
 def batches_of(data: Any) -> Iterator[Batch]:
     """The batches of a tensor, a pair (inputs, labels), a dict of inputs, or an iterable."""
     if is_batch(data):
@@ -69,10 +82,12 @@ def batches_of(data: Any) -> Iterator[Batch]:
         raise NoBatch("data holds no batch")
 
 
-def input_batches(x: Any) -> Iterator[tuple[Any, None]]:
+def input_batches(x: Any) -> Observed:
     """Inputs without labels as data: a tensor, tuple or dict is a batch, others hold batches."""
-    batches = [x] if isinstance(x, Tensor | Mapping | tuple) else x
-    return ((batch, None) for batch in batches)
+    observed = Observed.of(x)
+    inputs = observed.data
+    batches = [inputs] if isinstance(inputs, Tensor | Mapping | tuple) else inputs
+    return replace(observed, data=((batch, None) for batch in batches))
 
 
 def is_batch(data: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from lapkernels.curvature.data.contents import (
 )
 from lapkernels.curvature.data.freed_memory import keep_freed_memory
 from lapkernels.curvature.data.random_state import random_state_kept
-from lapkernels.curvature.errors import Refused, SamplesLost
+from lapkernels.curvature.errors import Refused, SamplesLost, check_choice
 from lapkernels.curvature.passes.self_check import close, verdict
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.replay import KeepsGraph, recorded
@@ -82,12 +82,12 @@ class Pass:
 def passes(
     model: nn.Module,
     data: Any,
-    *,
     params: Parameters = None,
     output: Output = None,
     memory_budget: int | None = None,
     progress: bool = False,
     route: Route = "auto",
+    *,
     keep_graph: KeepsGraph = False,
     parts: int = 1,
     split: Callable[[Pass], int] | None = None,
@@ -99,8 +99,7 @@ def passes(
     own. ``split`` says of a pass into how many it should be split so that what it needs at a time
     fits into the memory that the whole was allowed.
     """
-    if route not in get_args(Route):
-        raise ValueError(f"route={route!r} must be one of {get_args(Route)}")
+    check_choice("route", route, Route)
     if memory_budget is not None and memory_budget < 1:
         raise ValueError(f"memory_budget={memory_budget} must be a positive number of bytes")
     keep_freed_memory()

@@ -18,12 +18,11 @@ of dimension 0, so that an embedding has a block for each token.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.backward.parameter_uses import (
     matrix_entries,
     matrix_shape,
@@ -31,16 +30,16 @@ from lapkernels.curvature.backward.parameter_uses import (
 )
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.passes.explain import explanation
-from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.errors import Refused, check_choice
+from lapkernels.curvature.passes.passes import Pass, Route
 from lapkernels.curvature.passes.steps import jacobian_rows
-from lapkernels.curvature.quantities.diag import Sampler, columns_into
+from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks, check_limit
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import same_entries
 from lapkernels.curvature.results.shards import summed
-from lapkernels.curvature.results.summary import ByName, Summary, finite
+from lapkernels.curvature.results.summary import ByName, finite
 from lapkernels.likelihoods import resolve
 from lapkernels.rules import WeightUse
 
@@ -94,33 +93,19 @@ def blocks(
 
     ``limit`` is the number of bytes that all blocks together may have; more is refused.
     """
-    for name, value, allowed in (("method", method, Method), ("by", by, By)):
-        if value not in get_args(allowed):
-            raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
-    noise = resolve(likelihood)
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
-    names = _names(chosen, by)
+    check_choice("method", method, Method)
+    check_choice("by", by, By)
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
+    options = (params, output, memory_budget, progress, route)
+    loop = Loop(model, data, factor, *options, explain=explain, joint=by == "layer")
+    chosen, names = loop.chosen, _names(loop.chosen, by)
     total = JointBlocks(chosen, names, limit) if by == "layer" else EntryBlocks(chosen, by, limit)
-    count = 0
-    for one in batches:
-        noise.check(one.prediction, one.target)
-        if explain and count == 0:
-            print(explanation(one, noise, method, samples, joint=by == "layer"))
-        columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
-        count += one.count
-    summary = Summary.of(count, chosen, f"{method} by {by}", noise)
+    loop.add_to(total)
+    summary = loop.summary(f"{method} by {by}")
     return Blocks(finite(total.matrices), summary, names, by, total.positions)
 
 
-class EntryBlocks(Collector):
+class EntryBlocks(ColumnSum):
     """Blocks inside single parameters: of all entries, of a neuron's or of a kernel's."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], by: By, limit: int) -> None:

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.backward.diagonal import pull_diagonal
 from lapkernels.curvature.backward.mixed import pull_mixed
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.passes.explain import explanation
-from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.errors import Refused, check_choice
+from lapkernels.curvature.passes.passes import Pass, Route
+from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.hessian import hessian_diag
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.shards import summed
-from lapkernels.curvature.results.summary import Diagonal, Summary, finite
-from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.curvature.results.summary import Diagonal, finite
+from lapkernels.likelihoods import resolve
 from lapkernels.ops import chunks
 from lapkernels.rules.shared import Scaled, reads_once
 from lapkernels.rules.window_sums import window_squares
 from lapkernels.rules.windows import Window
 
 Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
-Sampler = Literal["labels", "signs"]
 
 
 @summed
@@ -70,113 +69,46 @@ def diag(
     check_method(method, threshold)
     if method == "hessian":
         return hessian_diag(
-            model,
-            data,
-            likelihood,
-            params=params,
-            output=output,
-            memory_budget=memory_budget,
-            progress=progress,
-        )
-    noise = resolve(likelihood)
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
-    total = SquaredSum(chosen)
-    count = 0
-    for one in batches:
-        noise.check(one.prediction, one.target)
-        if explain and count == 0:
-            print(explanation(one, noise, method, samples))
-        diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
-        count += one.count
-    return Diagonal(finite(total.values), Summary.of(count, chosen, method, noise))
+            model, data, likelihood,
+            params=params, output=output, memory_budget=memory_budget, progress=progress,
+        )  # fmt: skip
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
+    options = (params, output, memory_budget, progress, route)
+    loop = Loop(model, data, factor, *options, explain=explain)
+    total = SquaredSum(loop.chosen)
+    for one in loop:
+        add_diagonal(one, factor, threshold, total)
+    return Diagonal(finite(total.values), loop.summary(method))
 
 
 def check_method(method: str, threshold: float) -> None:
     """Raise unless this is a method, with a threshold that it can take."""
-    if method not in get_args(Method):
-        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
+    check_choice("method", method, Method)
     if not threshold >= 0:
         raise ValueError(f"threshold={threshold} must be a number of features, or infinity")
 
 
-def diagonal_into(
-    one: Pass,
-    likelihood: Likelihood,
-    method: str,
-    threshold: float,
-    samples: int,
-    sampler: Sampler,
-    generator: torch.Generator | None,
-    total: SquaredSum,
-) -> None:
+def add_diagonal(one: Pass, factor: OutputFactor, threshold: float, total: SquaredSum) -> None:
     """Add the diagonal of a recorded batch."""
-    if method not in ("approx", "mixed"):
-        columns_into(one, likelihood, method, samples, sampler, generator, total)
+    if factor.method not in ("approx", "mixed"):
+        factor.pull(one, total)
         return
+    f, y, likelihood = one.prediction, one.target, factor.likelihood
     if one.graph.trace.opaque:
         raise Refused(
             f"{one.graph.trace.opaque[0]}, through which no diagonal can be passed; methods "
             "'exact', 'mc' and 'empirical' work"
         )
-    if method == "approx":
-        pull_diagonal(one.graph, likelihood.diagonal(one.prediction, one.target), total.add)
-    else:
-        mixed_into(one, likelihood, threshold, total)
-
-
-def mixed_into(one: Pass, likelihood: Likelihood, threshold: float, total: SquaredSum) -> None:
-    """Carry M back, exact up to a number of features."""
-    f, y = one.prediction, one.target
+    if factor.method == "approx":
+        pull_diagonal(one.graph, likelihood.diagonal(f, y), total.add)
+        return
     wide = one.graph.trace.output.features > threshold
     diagonal = wide or likelihood.independent
     start = likelihood.diagonal(f, y) if diagonal else likelihood.columns(f, y)
     pull_mixed(one.graph, start, threshold, total, total.add, one.budget)
 
 
-def columns_into(
-    one: Pass,
-    likelihood: Likelihood,
-    method: str,
-    samples: int,
-    sampler: Sampler,
-    generator: torch.Generator | None,
-    collector: Collector,
-) -> None:
-    """Carry the columns of a method back to a collector."""
-    f, y = one.prediction, one.target
-    if method == "exact":
-        columns = likelihood.columns(f, y)
-        one.pull_quadratic(columns, collector)
-    elif method == "empirical":
-        if y is None:
-            raise ValueError("method 'empirical' needs labels: give batches (inputs, labels)")
-        one.pull(1, lambda first, last: likelihood.score(f, y).unsqueeze(0), collector)
-    else:
-        if samples < 1:
-            raise ValueError(f"samples={samples} must be positive")
-        if sampler not in get_args(Sampler):
-            raise ValueError(f"sampler={sampler!r} must be one of {get_args(Sampler)}")
-
-        def draw(first: int, last: int) -> Tensor:
-            if sampler == "signs":
-                columns = likelihood.columns(f, y)
-                parts = [columns.signs(generator) for _ in range(first, last)]
-            else:
-                parts = [likelihood.sampled_column(f, generator, y) for _ in range(first, last)]
-            return torch.cat(parts) / samples**0.5
-
-        one.pull(samples, draw, collector)
-
-
-class SquaredSum(Collector):
+class SquaredSum(ColumnSum):
     """sum_{n,v} G_{n,v}², for each parameter."""
 
     def __init__(self, parameters: dict[str, nn.Parameter]) -> None:

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.passes.explain import explanation
-from lapkernels.curvature.passes.passes import Route, passes
-from lapkernels.curvature.quantities.diag import Sampler, columns_into
+from lapkernels.curvature.errors import check_choice
+from lapkernels.curvature.passes.passes import Route
+from lapkernels.curvature.quantities.columns import OutputFactor, Sampler
 from lapkernels.curvature.quantities.hessian import hessian_rows
 from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Summary, finite, slices_of
 from lapkernels.likelihoods import resolve
@@ -76,43 +77,29 @@ def full(
 
     ``entries`` has flat indices of entries by parameter name: the matrix is then of those alone.
     """
-    if method not in get_args(Method):
-        raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
-    noise = resolve(likelihood)
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
+    check_choice("method", method, Method)
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
+    options = (params, output, memory_budget, progress, route)
+    loop = Loop(model, data, factor, *options, explain=explain, joint=True)
+    chosen = loop.chosen
     if entries is not None:
         if method == "hessian":
             raise ValueError("entries= needs a Gauss-Newton method, not 'hessian'")
         if set(entries) != set(chosen):
             raise ValueError(f"entries has {list(entries)}, but params chooses {list(chosen)}")
     total = JointBlocks(chosen, {"": list(chosen)}, limit, entries)
-    matrix, count = total.matrices[""], 0
+    matrix = total.matrices[""]
     if method == "hessian":
 
         def add(first: int, rows: Tensor) -> None:
             matrix[first : first + len(rows)] += rows
 
-        options: dict[str, Any] = {"output": output, "progress": progress}
-        count = hessian_rows(
-            model, data, noise, chosen, add, memory_budget=memory_budget, **options
-        )
+        own = (output, memory_budget, progress)
+        loop.count = hessian_rows(model, data, factor.likelihood, chosen, add, *own)
     else:
         with torch.no_grad():
-            for one in batches:
-                noise.check(one.prediction, one.target)
-                if explain and count == 0:
-                    print(explanation(one, noise, method, samples, joint=True))
-                columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
-                count += one.count
+            loop.add_to(total)
     sizes = chosen if entries is None else {name: entries[name] for name in chosen}
     slices = slices_of(sizes)
     finite({name: matrix[rows] for name, rows in slices.items()})
-    return Full(matrix, slices, Summary.of(count, chosen, method, noise))
+    return Full(matrix, slices, loop.summary(method))

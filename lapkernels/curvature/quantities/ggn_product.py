@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeVar, get_args
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.by_autograd.products import check_samples, graph_of
-from lapkernels.curvature.data.batches import Output, batches_of
+from lapkernels.curvature.data.batches import Observed, Output, batches_of
 from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
@@ -18,10 +19,12 @@ from lapkernels.curvature.data.contents import (
     plain,
 )
 from lapkernels.curvature.data.processes import processes
+from lapkernels.curvature.errors import check_choice
 from lapkernels.curvature.passes.passes import with_progress
+from lapkernels.curvature.quantities.columns import OutputFactor
 from lapkernels.curvature.results.shards import Part
 from lapkernels.curvature.results.summary import finite
-from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.likelihoods import resolve
 from lapkernels.ops.chunks import slices
 
 T = TypeVar("T")
@@ -47,8 +50,8 @@ def ggn_product(
     ``vector`` is [P], or [P, K] for K vectors at once, in the order of ``parameters_to_vector``, or
     a tensor for each parameter by name; the result has the same form.
     """
-    outputs = OutputCurvature(resolve(likelihood), method, samples, generator)
-    operator = GaussNewton(model, data, outputs, params, output, memory_budget, progress)
+    factor = OutputFactor(resolve(likelihood), method, samples, generator=generator)
+    operator = GaussNewton(model, data, factor, params, output, memory_budget, progress)
     if isinstance(vector, Tensor):
         if vector.dim() not in (1, 2) or vector.shape[0] != operator.size:
             raise ValueError(
@@ -67,52 +70,6 @@ def ggn_product(
     return operator.by_parameter(vector)
 
 
-class OutputCurvature:
-    """H_n at the outputs, or what stands for it: s s^T of scores at sampled or at true labels."""
-
-    def __init__(
-        self,
-        likelihood: Likelihood,
-        method: Method,
-        samples: int,
-        generator: torch.Generator | None,
-    ) -> None:
-        if method not in get_args(Method):
-            raise ValueError(f"method={method!r} must be one of {get_args(Method)}")
-        if samples < 1:
-            raise ValueError(f"samples={samples} must be positive")
-        self.likelihood, self.method, self.samples = likelihood, method, samples
-        self._seed = 0
-        if method == "mc":
-            device = "cpu" if generator is None else generator.device
-            draw = torch.randint(2**62, (), generator=generator, device=device)
-            # Several processes draw for different batches.
-            self._seed = int(draw) + processes().rank
-
-    def draws(self, device: torch.device) -> torch.Generator:
-        """Random numbers for one sweep over the data, the same in every sweep."""
-        return torch.Generator(device).manual_seed(self._seed)
-
-    def product(self, f: Tensor, y: Any, draws: torch.Generator) -> Callable[[Tensor], Tensor]:
-        """The function that takes v [K, N, *out] to H_n v_n, for a batch."""
-        if self.method == "exact":
-            return lambda v: self.likelihood.product(f, v, y)
-        if self.method == "empirical":
-            if y is None:
-                raise ValueError("method 'empirical' needs labels: give batches (inputs, labels)")
-            s = self.likelihood.score(f, y).unsqueeze(0)
-        else:
-            drawn = [self.likelihood.sampled_column(f, draws, y) for _ in range(self.samples)]
-            s = torch.cat(drawn) / self.samples**0.5
-        s = s.flatten(2)
-
-        def product(v: Tensor) -> Tensor:
-            inner = torch.einsum("sno,kno->skn", s, v.flatten(2))
-            return torch.einsum("skn,sno->kno", inner, s).reshape(v.shape)
-
-        return product
-
-
 class GaussNewton:
     """Products with the Gauss-Newton matrix of all batches."""
 
@@ -120,21 +77,28 @@ class GaussNewton:
         self,
         model: nn.Module,
         data: Any,
-        outputs: OutputCurvature,
+        factor: OutputFactor,
         params: Parameters,
         output: Output,
         budget: int | None,
         progress: bool,
     ) -> None:
+        check_choice("method", factor.method, Method)
         self.model = plain(model)
         contents = Contents.of(self.model)
         check_mode(contents)
-        self.data, self.output, self.outputs = data, output, outputs
+        self.observed, self.output, self.factor = Observed.of(data), output, factor
         self.chosen = parameters_of(contents, params)
         self.together = processes()
         self.budget, self.progress = budget, progress and self.together.rank == 0
         self.count = self.entries = self.step = self.sweeps = 0
         self.size = sum(p.numel() for p in self.chosen.values())
+        self._seed = 0
+        if factor.method == "mc":
+            device = "cpu" if factor.generator is None else factor.generator.device
+            draw = torch.randint(2**62, (), generator=factor.generator, device=device)
+            # Several processes draw for different batches.
+            self._seed = int(draw) + self.together.rank
 
     def columns(self, vectors: Tensor) -> Tensor:
         """H V of ``vectors`` [P, K], one sweep over the data."""
@@ -149,7 +113,7 @@ class GaussNewton:
 
     def _sum(self, total: T, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> T:
         """The products in ``total``, whose views are ``rows``, with those of other processes."""
-        part = Part(self.data, self.together)
+        part = Part(self.observed.data, self.together)
         data = part.data if self.together.size == 1 else part
         what = f"sweep {self.sweeps} of products"
         found = part.sum(what, lambda: {"count": self._add(data, vectors, rows), "total": total})
@@ -161,21 +125,24 @@ class GaussNewton:
     def _add(self, data: Any, vectors: Sequence[Tensor], total: Sequence[Tensor]) -> int:
         """Add H V of ``vectors`` [K, *shape] to ``total``, each with a tensor by parameter."""
         first, count = self.count == 0, 0
-        draws = self.outputs.draws(next(iter(self.chosen.values())).device)
+        device = next(iter(self.chosen.values())).device
+        # The same random numbers in every sweep over the data.
+        factor = replace(self.factor, generator=torch.Generator(device).manual_seed(self._seed))
         batches = batches_of(data)
-        for batch in with_progress(batches, self.data) if self.progress else batches:
+        for batch in with_progress(batches, self.observed.data) if self.progress else batches:
             with graph_of(self.model, batch, self.chosen, self.output) as graph:
                 seen = None
                 if first:
                     seen = graph.look(batch.halves())
-                    self.outputs.likelihood.check(seen, batch.target)
+                    factor.likelihood.check(seen, batch.target)
+                    self.observed.see(seen, batch.target)
                     self.entries = max(self.entries, graph.entries)
                 step = self.step = graph.chunk(self.budget, self.entries)
                 jv = graph.product(vectors, step)
                 f = graph.f.detach()
                 if seen is not None:
                     check_samples(graph, batch, f, seen)
-                product = self.outputs.product(f, batch.target, draws)
+                product = factor.product(f, batch.target)
                 for some in slices(len(jv), step):
                     s = product(jv[some])
                     for value, part in zip(total, graph.transposed(s), strict=True):

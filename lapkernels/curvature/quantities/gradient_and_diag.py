@@ -10,17 +10,13 @@ from torch import Tensor, nn
 from lapkernels.curvature.backward.diagonal import passes_both, pull_both
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.passes.passes import Pass, Route, passes
-from lapkernels.curvature.quantities.diag import (
-    Method,
-    Sampler,
-    SquaredSum,
-    check_method,
-    diagonal_into,
-)
+from lapkernels.curvature.passes.passes import Pass, Route
+from lapkernels.curvature.quantities.columns import OutputFactor, Sampler, with_labels
+from lapkernels.curvature.quantities.diag import Method, SquaredSum, add_diagonal, check_method
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.results.shards import summed
-from lapkernels.curvature.results.summary import Diagonal, Summary, finite
+from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve
 
 
@@ -68,47 +64,34 @@ def gradient_and_diag(
     check_method(method, threshold)
     if method == "hessian":
         raise ValueError("method='hessian' is not made from a forward pass alone; use hessian_diag")
-    noise = resolve(likelihood)
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
 
     def goes_together(graph: Graph) -> bool:
-        like = next(iter(chosen.values()))
+        like = next(iter(loop.chosen.values()))
         return method == "approx" and not graph.trace.opaque and passes_both(graph, like)
 
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-        keep_graph=lambda graph: not goes_together(graph),
-    )
+    options = (params, output, memory_budget, progress, route)
+    loop = Loop(model, data, factor, *options, keep_graph=lambda graph: not goes_together(graph))
     losses: list[Tensor] = []
     gradient: dict[str, Tensor] = {}
-    total = SquaredSum(chosen)
-    count = 0
-    for one in batches:
-        f, y = one.prediction, one.target
-        if y is None:
-            raise ValueError("a gradient needs labels: give batches (inputs, labels)")
-        noise.check(f, y)
-        losses.append(noise.nll(f, y))
-        score = noise.score(f, y)
+    total = SquaredSum(loop.chosen)
+    for one in loop:
+        f, y = one.prediction, with_labels(one.target, "a gradient needs")
+        losses.append(factor.likelihood.nll(f, y))
+        score = factor.likelihood.score(f, y)
         if goes_together(one.graph):
-            part = SquaredSum(chosen)
-            pull_both(one.graph, noise.diagonal(f, y), score, total.add, part.add)
+            part = SquaredSum(loop.chosen)
+            pull_both(one.graph, factor.likelihood.diagonal(f, y), score, total.add, part.add)
             found = part.values
         else:
-            diagonal_into(one, noise, method, threshold, samples, sampler, generator, total)
+            add_diagonal(one, factor, threshold, total)
             found = _gradient(one, score)
         for name, value in found.items():
             gradient[name] = value if name not in gradient else gradient[name] + value
-        count += one.count
     return GradientAndDiagonal(
         torch.stack(losses).sum(),
         finite(gradient, "gradient"),
-        Diagonal(finite(total.values), Summary.of(count, chosen, method, noise)),
+        Diagonal(finite(total.values), loop.summary(method)),
     )
 
 

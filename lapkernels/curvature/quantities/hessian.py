@@ -20,8 +20,9 @@ from lapkernels.curvature.by_autograd.products import (
     graph_of,
     hessian_products,
 )
-from lapkernels.curvature.data.batches import Batch, Output, batches_of
+from lapkernels.curvature.data.batches import Batch, Observed, Output, batches_of
 from lapkernels.curvature.data.contents import Contents, Parameters, check_mode, parameters_of
+from lapkernels.curvature.quantities.columns import with_labels
 from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, Summary, finite, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
@@ -51,16 +52,7 @@ def hessian_diag(
     def add(start: int, rows: Tensor) -> None:
         diagonal[start : start + len(rows)] += rows.diagonal(start)
 
-    count = hessian_rows(
-        model,
-        data,
-        noise,
-        chosen,
-        add,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-    )
+    count = hessian_rows(model, data, noise, chosen, add, output, memory_budget, progress)
     values = {name: diagonal[where[name]].reshape(p.shape) for name, p in chosen.items()}
     return Diagonal(finite(values), Summary.of(count, chosen, "hessian", noise))
 
@@ -71,17 +63,16 @@ def hessian_rows(
     likelihood: Likelihood,
     chosen: dict[str, nn.Parameter],
     add: Callable[[int, Tensor], None],
-    *,
     output: Output,
     memory_budget: int | None,
     progress: bool,
 ) -> int:
     """Call ``add(first, rows [k, P])`` for all rows of every batch; the number of samples."""
-    count = 0
-    for number, batch in enumerate(batches_of(data)):
-        if batch.target is None:
-            raise ValueError("the Hessian needs labels: give batches (inputs, labels)")
-        parts, budget = _parts(model, batch, likelihood, chosen, output, memory_budget)
+    count, observed = 0, Observed.of(data)
+    for number, batch in enumerate(batches_of(observed.data)):
+        with_labels(batch.target, "the Hessian needs")
+        f, parts, budget = _parts(model, batch, likelihood, chosen, output, memory_budget)
+        observed.see(f, batch.target)
         size = sum(p.numel() for p in chosen.values())
         with _bar(size * len(parts), number, progress) as advance:
             for part in parts:
@@ -99,8 +90,8 @@ def _parts(
     chosen: dict[str, nn.Parameter],
     output: Output,
     budget: int | None,
-) -> tuple[list[Batch], int]:
-    """A batch of independent samples in parts, and the bytes for the vectors that go through one.
+) -> tuple[Tensor, list[Batch], int]:
+    """Outputs of a batch, independent samples in parts, and bytes for the vectors through a part.
 
     Half of the budget is for the graphs of a part's passes forward and backward.
     """
@@ -112,7 +103,7 @@ def _parts(
     allowed = max(size, BUDGET) if budget is None else budget
     step = max(1, batch.count * allowed // max(1, 4 * size))
     starts = range(0, batch.count, step)
-    return [batch.part(n, min(step, batch.count - n)) for n in starts], allowed // 2
+    return whole, [batch.part(n, min(step, batch.count - n)) for n in starts], allowed // 2
 
 
 def _rows(

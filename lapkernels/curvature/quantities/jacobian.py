@@ -14,11 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.data.batches import Output, input_batches
+from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.passes.passes import Pass, Route
+from lapkernels.curvature.quantities.columns import OutputFactor, with_labels
 from lapkernels.curvature.quantities.joint import JointJacobians
-from lapkernels.curvature.quantities.outputs import unit_columns, with_outputs
+from lapkernels.curvature.quantities.loop import Loop, OutputLoop, unit_columns
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 
@@ -41,22 +42,14 @@ def jacobian(
     batches. ``outputs`` selects some of the flattened outputs, [k] for all samples or [N, k] for
     each of them; the result is then [N, k, P], and the others are never computed.
     """
-    chosen, batches = passes(
-        model,
-        input_batches(x),
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
+    loop = OutputLoop(model, x, outputs, params, output, memory_budget, progress, route)
     parts: list[Tensor] = []
-    for one, picked in with_outputs(batches, outputs):
+    for one, picked in loop:
 
         def columns(first: int, last: int, one: Pass = one, picked: Tensor = picked) -> Tensor:
             return unit_columns(one.prediction, picked[:, first:last])
 
-        parts.append(_pulled(one, chosen, picked.shape[1], columns))
+        parts.append(_pulled(one, loop.chosen, picked.shape[1], columns))
     result = parts[0] if len(parts) == 1 else torch.cat(parts)
     return finite({"the outputs": result}, "Jacobian")["the outputs"]
 
@@ -74,24 +67,13 @@ def sample_gradients(
     route: Route = "auto",
 ) -> Tensor:
     """Gradients [N, P] of the negative log-likelihood of each sample of ``data``, with labels."""
-    noise = resolve(likelihood)
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
+    factor = OutputFactor(resolve(likelihood), "empirical")
+    loop = Loop(model, data, factor, params, output, memory_budget, progress, route)
     parts: list[Tensor] = []
-    for one in batches:
-        f, y = one.prediction, one.target
-        if y is None:
-            raise ValueError("gradients need labels: give batches (inputs, labels)")
-        noise.check(f, y)
-        score = noise.score(f, y).unsqueeze(0)
-        parts.append(_pulled(one, chosen, 1, lambda first, last, s=score: s)[:, 0])
+    for one in loop:
+        y = with_labels(one.target, "gradients need")
+        score = factor.likelihood.score(one.prediction, y).unsqueeze(0)
+        parts.append(_pulled(one, loop.chosen, 1, lambda first, last, s=score: s)[:, 0])
     result = parts[0] if len(parts) == 1 else torch.cat(parts)
     return finite({"the loss": result}, "gradient")["the loss"]
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.passes.steps import StepCollector, SteppedPass, jacobian_rows
+from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.ops.chunks import row_chunks
 
@@ -20,7 +21,7 @@ from lapkernels.ops.chunks import row_chunks
 LIMIT = 2 << 30
 
 
-class JointJacobians(StepCollector):
+class JointJacobians(StepCollector, ColumnSum):
     """Keeps what a step of columns brings to each parameter until all of it is there."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:

@@ -22,20 +22,21 @@ For a weight that is applied at T positions of each sample, with inputs :math:`x
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.passes.explain import explanation
-from lapkernels.curvature.passes.passes import Route, passes
-from lapkernels.curvature.quantities.diag import Sampler, columns_into
+from lapkernels.curvature.errors import check_choice
+from lapkernels.curvature.passes.passes import Route
+from lapkernels.curvature.quantities.columns import OutputFactor, Sampler
 from lapkernels.curvature.quantities.kronecker_sums import KroneckerSums
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.results.kronecker import Kronecker
 from lapkernels.curvature.results.shards import summed
-from lapkernels.curvature.results.summary import Summary, finite
+from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 
 Method = Literal["mc", "exact", "empirical"]
@@ -69,29 +70,15 @@ def kron(
     Raises ``Refused`` where a parameter has no such factors: one that is tied across different
     kinds of layers, or whose weight is an expression of parameters.
     """
-    for name, value, allowed in (("method", method, Method), ("sharing", sharing, Sharing)):
-        if value not in get_args(allowed):
-            raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
-    noise = resolve(likelihood)
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
-    total = KroneckerSums(chosen, sharing == "reduce")
-    count = 0
-    for one in batches:
-        noise.check(one.prediction, one.target)
-        if explain and count == 0:
-            print(explanation(one, noise, method, samples))
-        columns_into(total.begin(one), noise, method, samples, sampler, generator, total)
-        count += one.count
-    found = {name: total.factors(name, count) for name in chosen}
+    check_choice("method", method, Method)
+    check_choice("sharing", sharing, Sharing)
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
+    options = (params, output, memory_budget, progress, route)
+    loop = Loop(model, data, factor, *options, explain=explain)
+    total = KroneckerSums(loop.chosen, sharing == "reduce")
+    loop.add_to(total)
+    found = {name: total.factors(name, loop.count) for name in loop.chosen}
     finite({name: factors.output for name, factors in found.items()})
     inputs = {name: factors.input_sum for name, factors in found.items()}
     finite({name: value for name, value in inputs.items() if value is not None})
-    return Kronecker(found, Summary.of(count, chosen, f"{method} {sharing}", noise))
+    return Kronecker(found, loop.summary(f"{method} {sharing}"))

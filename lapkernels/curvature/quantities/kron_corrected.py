@@ -21,18 +21,18 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import ops
-from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.passes.passes import Route, passes
+from lapkernels.curvature.passes.passes import Route
 from lapkernels.curvature.passes.steps import jacobian_rows
-from lapkernels.curvature.quantities.diag import Sampler, columns_into
+from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.kron import Method, Sharing, kron
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.eigenbasis import Eigenbasis, eigenbases
 from lapkernels.curvature.results.kronecker import Kronecker
 from lapkernels.curvature.results.shards import summed
-from lapkernels.curvature.results.summary import ByName, Diagonal, Summary, fingerprint, finite
+from lapkernels.curvature.results.summary import ByName, Diagonal, fingerprint, finite
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, WeightUse
@@ -80,41 +80,18 @@ def kron_corrected(
     call as ``basis`` gives the same eigenvectors without a decomposition.
     """
     noise = resolve(likelihood)
+    options: dict[str, Any] = {
+        "output": output, "samples": samples, "sampler": sampler, "memory_budget": memory_budget,
+        "generator": generator, "progress": progress, "route": route,
+    }  # fmt: skip
     if basis is None:
         if isinstance(data, Iterator):
             raise ValueError("data is an iterator, which cannot be read twice: give basis=")
-        basis = kron(
-            model,
-            data,
-            noise,
-            method,
-            sharing,
-            params=params,
-            output=output,
-            samples=samples,
-            sampler=sampler,
-            memory_budget=memory_budget,
-            generator=generator,
-            progress=progress,
-            route=route,
-        )
+        basis = kron(model, data, noise, method, sharing, params=params, **options)
     bases = eigenbases(basis) if isinstance(basis, Kronecker) else dict(basis)
-    found = _second_moments(
-        model,
-        data,
-        noise,
-        method,
-        bases=bases,
-        fitted=basis.summary.fingerprint,
-        params=list(basis) if params is None else params,
-        output=output,
-        samples=samples,
-        sampler=sampler,
-        memory_budget=memory_budget,
-        generator=generator,
-        progress=progress,
-        route=route,
-    )
+    params = list(basis) if params is None else params
+    fitted = basis.summary.fingerprint
+    found = _second_moments(model, data, noise, method, bases, fitted, params=params, **options)
     corrected = {name: replace(one, values=found[name]) for name, one in bases.items()}
     return CorrectedKronecker(corrected, found.summary)
 
@@ -125,9 +102,9 @@ def _second_moments(
     data: Any,
     noise: Likelihood,
     method: Method,
-    *,
     bases: dict[str, Eigenbasis],
     fitted: str,
+    *,
     params: Parameters,
     output: Output,
     samples: int,
@@ -138,30 +115,22 @@ def _second_moments(
     route: Route,
 ) -> Diagonal:
     """The eigenvalues of each parameter's block, for eigenvectors of the model ``fitted``."""
-    chosen, batches = passes(
-        model,
-        data,
-        params=params,
-        output=output,
-        memory_budget=memory_budget,
-        progress=progress,
-        route=route,
-    )
-    if list(chosen) != list(bases):
-        raise ValueError(f"basis is of parameters {list(bases)}, but params chooses {list(chosen)}")
-    if fingerprint(chosen) != fitted:
+    factor = OutputFactor(noise, method, samples, sampler, generator)
+    loop = Loop(model, data, factor, params, output, memory_budget, progress, route)
+    if list(loop.chosen) != list(bases):
+        raise ValueError(
+            f"basis is of parameters {list(bases)}, but params chooses {list(loop.chosen)}"
+        )
+    if fingerprint(loop.chosen) != fitted:
         raise ValueError("basis belongs to a different model, or to other parameter values")
     start = {name: replace(one, values=torch.zeros_like(one.values)) for name, one in bases.items()}
-    total, count = RotatedSquares(start), 0
-    for one in batches:
-        noise.check(one.prediction, one.target)
-        columns_into(one, noise, method, samples, sampler, generator, total)
-        count += one.count
+    total = RotatedSquares(start)
+    loop.add_to(total)
     values = {name: basis.values for name, basis in total.bases.items()}
-    return Diagonal(finite(values), Summary.of(count, chosen, method, noise))
+    return Diagonal(finite(values), loop.summary(method))
 
 
-class RotatedSquares(Collector):
+class RotatedSquares(ColumnSum):
     """sum_{n,v} (Q_Bᵀ G_{n,v} Q_A)², for each parameter."""
 
     def __init__(self, bases: dict[str, Eigenbasis]) -> None:

@@ -25,6 +25,7 @@ from lapkernels.curvature.backward.parameter_uses import (
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.passes.steps import StepCollector, SteppedPass, jacobian_rows
+from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import Factors, same_entries
 from lapkernels.ops import Geometry
@@ -101,7 +102,7 @@ class Latest:
                 )
 
 
-class KroneckerSums(StepCollector):
+class KroneckerSums(StepCollector, ColumnSum):
     """Sums of the factors of all parameters over batches."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: bool) -> None:

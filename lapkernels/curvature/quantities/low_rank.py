@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.batches import Observed, Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.quantities.ggn_product import GaussNewton, Method, OutputCurvature
+from lapkernels.curvature.quantities.columns import OutputFactor
+from lapkernels.curvature.quantities.ggn_product import GaussNewton, Method
 from lapkernels.curvature.results.decompositions import retried
 from lapkernels.curvature.results.summary import Summary, fingerprint, slices_of
 from lapkernels.likelihoods import resolve
@@ -80,10 +81,10 @@ def low_rank(
     bounds the residuals relative to the largest eigenvalue; it is the root of the dtype's precision
     if not given. ``explain`` prints how many vectors are held and go through the model at once.
     """
-    if isinstance(data, Iterator):
+    if isinstance(Observed.of(data).data, Iterator):
         raise ValueError("data is an iterator, but it is read many times: give a list or loader")
-    outputs = OutputCurvature(resolve(likelihood), method, samples, generator)
-    operator = GaussNewton(model, data, outputs, params, output, memory_budget, progress)
+    factor = OutputFactor(resolve(likelihood), method, samples, generator=generator)
+    operator = GaussNewton(model, data, factor, params, output, memory_budget, progress)
     size = operator.size
     if not 1 <= rank <= size:
         raise ValueError(f"rank={rank}: 1 to {size}, the number of parameters, are possible")

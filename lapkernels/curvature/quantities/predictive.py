@@ -19,13 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.data.batches import Output, input_batches
+from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import plain
 from lapkernels.curvature.passes.explain import explain_columns
-from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.passes.passes import Pass, Route
 from lapkernels.curvature.passes.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.curvature.quantities.joint import JointJacobians
-from lapkernels.curvature.quantities.outputs import unit_columns, with_outputs
+from lapkernels.curvature.quantities.loop import OutputLoop, unit_columns
 from lapkernels.curvature.quantities.predictive_windows import LaneSum, local_sums, unit_layout
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
@@ -220,20 +220,13 @@ def _passes(
 
     def split(one: Pass) -> int:
         size = one.prediction.shape[1:].numel() if outputs is None else outputs.shape[-1]
-        return -(-size // PredictiveSum(chosen_parameters, blocks).begin(one).columns_in_budget)
+        return -(-size // PredictiveSum(loop.chosen, blocks).begin(one).columns_in_budget)
 
-    chosen_parameters, found = passes(
-        model,
-        input_batches(x),
-        params=[name for block in blocks for name in block.names],
-        output=output,
-        memory_budget=budget,
-        progress=progress,
-        route=route,
-        split=split if whole else None,
-    )
-    for one, chosen in with_outputs(found, outputs):
-        total = PredictiveSum(chosen_parameters, blocks)
+    params = [name for block in blocks for name in block.names]
+    options = (params, output, budget, progress, route)
+    loop = OutputLoop(model, x, outputs, *options, split=split if whole else None)
+    for one, chosen in loop:
+        total = PredictiveSum(loop.chosen, blocks)
         yield total.begin(one), chosen, total
 
 

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.backward.diagonal import push_variance
-from lapkernels.curvature.data.batches import Output, input_batches
+from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.passes.passes import passes
-from lapkernels.curvature.quantities.outputs import check_prediction
+from lapkernels.curvature.quantities.loop import OutputLoop
 from lapkernels.curvature.quantities.predictive import check_variance
 from lapkernels.curvature.results.summary import finite
 
@@ -45,11 +44,8 @@ def propagated_variance(
     a column for each output.
     """
     check_variance(model, variance)
-    data = input_batches(x)
-    _, batches = passes(model, data, params=list(variance), output=output, parts=PARTS)
     parts = []
-    for one in batches:
-        check_prediction(one.prediction)
+    for one, _ in OutputLoop(model, x, None, list(variance), output, parts=PARTS):
         if one.graph.trace.opaque:
             raise Refused(
                 f"{one.graph.trace.opaque[0]}, through which no variance can be passed; "

@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.passes.passes import passes
+from lapkernels.curvature.quantities.columns import OutputFactor
 from lapkernels.curvature.quantities.joint import LIMIT, JointJacobians, check_limit
+from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.full import count_of
@@ -60,20 +61,18 @@ class FunctionSpace(Structure):
 
     @torch.no_grad()
     def measure(self, subject: Subject, batch: Any, basis: Any) -> TrainingColumns:
-        arguments = {k: v for k, v in subject.arguments.items() if k in ("params", "output")}
-        chosen, found = passes(subject.model, batch, **arguments)
-        total, count = Rows(chosen), 0
-        for one in found:
-            subject.likelihood.check(one.prediction, one.target)
-            columns = subject.likelihood.columns(one.prediction, one.target)
-            shape = (columns.count * one.count, sum(p.numel() for p in chosen.values()))
+        factor = OutputFactor(subject.likelihood, "exact")
+        params = list(subject.parameters)
+        loop = Loop(subject.model, batch, factor, params, subject.output, None, False, "auto")
+        total = Rows(loop.chosen)
+        for one in loop:
+            columns = factor.likelihood.columns(one.prediction, one.target)
+            shape = (columns.count * one.count, sum(p.numel() for p in loop.chosen.values()))
             size = shape[0] * shape[1] * one.prediction.element_size()
             limit = subject.options.get("limit", LIMIT)
             check_limit(size, limit, f"the Jacobian {list(shape)} of one batch")
-            total.begin(one).pull(columns.count, columns.chunk, total)
-            count += one.count
-        summary = Summary.of(count, chosen, "exact", subject.likelihood)
-        return TrainingColumns(torch.cat(total.rows), summary)
+            factor.pull(total.begin(one), total)
+        return TrainingColumns(torch.cat(total.rows), loop.summary("exact"))
 
     def posterior(
         self, state: TrainingColumns, shapes: Shapes, precision: Precision, scale: Tensor

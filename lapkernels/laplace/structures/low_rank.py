@@ -11,7 +11,7 @@ With :math:`M = \sqrt c \, \Lambda^{-1/2} F` the precision is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -123,8 +123,6 @@ class LargestEigenvalues(Structure):
     whole = True
 
     def measure(self, subject: Subject, batch: Any, basis: Any) -> LowRank:
-        if isinstance(batch, Iterator):
-            raise ValueError("data is an iterator, but 'low_rank' reads it many times: give a list")
         options = {k: v for k, v in subject.arguments.items() if k != "method"}
         if "rank" not in options:
             raise ValueError("structure 'low_rank' needs rank=, the number of eigenvalues")

@@ -1,0 +1,144 @@
+"""The loop over batches: each is run once, checked and counted before a quantity adds its share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lapkernels.curvature.data.batches import Observed, Output, input_batches
+from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.passes.explain import explanation
+from lapkernels.curvature.passes.passes import Pass, Route, passes
+from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor
+from lapkernels.curvature.recording.replay import KeepsGraph
+from lapkernels.curvature.results.summary import Summary
+
+
+class Loop:
+    """A pass for each batch, whose outputs and labels suit the likelihood; the first is explained.
+
+    ``chosen`` are the parameters, ``count`` the samples of the passes that are done.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Any,
+        factor: OutputFactor,
+        params: Parameters,
+        output: Output,
+        memory_budget: int | None,
+        progress: bool,
+        route: Route,
+        *,
+        explain: bool = False,
+        joint: bool = False,
+        keep_graph: KeepsGraph = False,
+    ) -> None:
+        self.factor, self._observed = factor, Observed.of(data)
+        self._explain, self._joint = explain, joint
+        self.chosen, self._passes = passes(
+            model,
+            self._observed.data,
+            params,
+            output,
+            memory_budget,
+            progress,
+            route,
+            keep_graph=keep_graph,
+        )
+        self.count = 0
+
+    def __iter__(self) -> Iterator[Pass]:
+        factor = self.factor
+        for one in self._passes:
+            factor.likelihood.check(one.prediction, one.target)
+            self._observed.see(one.prediction, one.target)
+            if self._explain and self.count == 0:
+                print(
+                    explanation(one, factor.likelihood, factor.method, factor.samples, self._joint)
+                )
+            yield one
+            self.count += one.count
+
+    def add_to(self, total: ColumnSum) -> None:
+        """Carry the factor's columns of all batches back to a sum."""
+        for one in self:
+            self.factor.pull(total.begin(one), total)
+
+    def summary(self, method: str) -> Summary:
+        """What a result is a sum of."""
+        return Summary.of(self.count, self.chosen, method, self.factor.likelihood)
+
+
+class OutputLoop:
+    """A pass for each batch of inputs, with the flat outputs [N, k] that are asked for.
+
+    ``outputs`` is None for all of them, [k] for all samples or [N, k] for each sample of all
+    batches, one after the other. Outputs have to be finite.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        x: Any,
+        outputs: Tensor | None,
+        params: Parameters,
+        output: Output,
+        memory_budget: int | None = None,
+        progress: bool = False,
+        route: Route = "auto",
+        *,
+        parts: int = 1,
+        split: Callable[[Pass], int] | None = None,
+    ) -> None:
+        self._outputs, self._observed = outputs, input_batches(x)
+        self.chosen, self._passes = passes(
+            model, self._observed.data, params, output, memory_budget, progress, route,
+            parts=parts, split=split,
+        )  # fmt: skip
+
+    def __iter__(self) -> Iterator[tuple[Pass, Tensor]]:
+        done, outputs = 0, self._outputs
+        for one in self._passes:
+            f = one.prediction
+            bad = int(f.isfinite().logical_not().sum())
+            if bad:
+                raise ValueError(
+                    f"{bad} of the model's outputs are not finite: they have no variance"
+                )
+            self._observed.see(f, None)
+            wanted = _wanted(outputs, f.shape[1:].numel(), f.device)
+            if wanted.shape[0] != 1:
+                wanted = wanted[done : done + one.count]
+                if wanted.shape[0] != one.count:
+                    raise ValueError(
+                        f"outputs has {done + wanted.shape[0]} rows, but there are more samples"
+                    )
+            done += one.count
+            yield one, wanted.expand(one.count, -1)
+        if outputs is not None and outputs.dim() == 2 and outputs.shape[0] != done:
+            raise ValueError(f"outputs has {outputs.shape[0]} rows, but there are {done} samples")
+
+
+def unit_columns(f: Tensor, chosen: Tensor) -> Tensor:
+    """One at output ``chosen`` [N, v] of each sample, zero elsewhere: [v, *f.shape]."""
+    s = f.new_zeros(chosen.shape[1], f.shape[0], f.shape[1:].numel())
+    return s.scatter_(2, chosen.T.unsqueeze(2), 1.0).reshape(chosen.shape[1], *f.shape)
+
+
+def _wanted(outputs: Tensor | None, size: int, device: torch.device) -> Tensor:
+    if outputs is None:
+        return torch.arange(size, device=device).unsqueeze(0)
+    if outputs.is_floating_point() or outputs.dtype == torch.bool or outputs.dim() not in (1, 2):
+        raise ValueError(
+            f"outputs has dtype {outputs.dtype} and shape {tuple(outputs.shape)}: flat indices of "
+            "outputs are needed, [k] or [N, k]"
+        )
+    bad = (outputs < 0) | (outputs >= size)
+    if bool(bad.any()):
+        raise ValueError(f"outputs holds {int(outputs[bad][0])}: 0 to {size - 1} are possible")
+    return (outputs.unsqueeze(0) if outputs.dim() == 1 else outputs).to(device)
