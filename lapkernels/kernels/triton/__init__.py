@@ -1,8 +1,8 @@
-"""Kernels in Triton, for NVIDIA and AMD devices: found, and asked whether they can serve.
+"""Triton kernels for NVIDIA and AMD devices, and whether they serve an op.
 
 Triton is an optional dependency: this file imports without it, and the kernels are imported when
 one is first called. With TRITON_INTERPRET=1, set before the process starts, Triton runs kernels on
-CPU tensors, one program at a time in numpy: for tests, and taken only when it is forced.
+CPU tensors, one program at a time in numpy: for tests, and only if the backend is forced.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-# The least compute capability the kernels are compiled for in tests.
+# The lowest compute capability that tests compile the kernels for.
 CAPABILITY = (8, 0)
 
-# Each op and the file its kernel is launched from.
+# The file that launches the kernel of each op.
 MODULES = {
     "gaussian_kl": "parameter_lists",
     "jacobian_gram": "jacobian_gram",
@@ -49,19 +49,19 @@ def absent() -> str | None:
 
 @functools.cache
 def interpreted() -> bool:
-    """Whether kernels run in Triton's interpreter; asked once, as Triton itself does."""
+    """Whether kernels run in Triton's interpreter; read once, as Triton itself does."""
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
 @functools.cache
 def triton_op(name: str) -> Callable[..., Any] | None:
-    """The op of that name with kernels in Triton, or None; it is called as the compiled one."""
+    """The Triton op of that name, or None; its signature is that of the compiled op."""
     if name not in MODULES or absent() is not None:
         return None
     function = getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)
 
     def run(target: Tensor | list[Tensor], *rest: Any) -> None:
-        """On the device of what is written, which need not be the current one."""
+        """Run on the device of the written tensor, which need not be the current one."""
         device = (target[0] if isinstance(target, list) else target).device
         with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
             function(target, *rest)

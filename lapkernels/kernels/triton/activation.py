@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def sigmoid(z):
-    """1 / (1 + exp(-z)), by an exponential of what is not positive."""
+    """1 / (1 + exp(-z)), by an exponential of -|z|."""
     e = tl.exp(-tl.abs(z))
     return tl.where(z >= 0, 1.0 / (1.0 + e), e / (1.0 + e))
 

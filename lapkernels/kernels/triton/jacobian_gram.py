@@ -1,9 +1,8 @@
 r"""C[n, v, v'] = \sum_{a, p} G_{n,v}[a, p] \sigma^2[a, p] G_{n,v'}[a, p].
 
 A program takes one sample, two blocks of columns v, and its share of the tiles of G. A tile of rows
-(v, r) is a row of numbers for each v, so the inner products of a tile are one more product of
-matrices. Blocks above the diagonal are mirrored; up to 32 columns there is one block, and G is
-computed once.
+(v, r), reshaped to one row for each v, gives its inner products by one more matrix product. Blocks
+above the diagonal are mirrored; up to 32 columns there is one block, and G is computed once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A layer's two factors as the kernels of per-sample Jacobian columns take them."""
+"""A layer's two factors, as arguments of the kernels of per-sample Jacobian columns."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class JacobianLayer:
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What all kernels take."""
+        """Arguments that all kernels share."""
         positions = prod(self.sizes)
         tensors = (self.rows.data, self.columns.data)
         return {

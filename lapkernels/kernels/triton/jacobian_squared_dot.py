@@ -1,7 +1,7 @@
 r"""var[n, v] = \sum_{a, p} \sigma^2[a, p] G_{n,v}[a, p]^2.
 
-A program takes one sample, a block of columns v, and its share of the tiles of G; squares times
-variances are summed where G's entries are, and over a tile once, at the end.
+A program takes one sample, a block of columns v, and its share of the tiles of G. Squares times
+variances are summed elementwise, in registers, and over the tile once, at the end.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ SQUARED_DOT = Kernel(
 
 
 def _columns_at_once(count: int) -> int:
-    """The largest power of two up to 64 in whose multiples at most a twentieth is in vain."""
+    """The largest power of two up to 64 that pads ``count`` by at most a twentieth."""
     sizes = [64 >> step for step in range(7)]
     return next(size for size in sizes if triton.cdiv(count, size) * size <= 1.05 * count)
 

@@ -2,10 +2,10 @@
 
     G[(v, r), c] = sum_t R_v[r, t] C[c, t]
 
-R is the factor that depends on the column v (the back-propagated one), C the other; of both, the
-one on the large grid is read through the kernel's taps, and its index is (channel, tap). Rows of a
-tile are PART indices r of each of ROWS / PART columns v, so that a layer with few channels fills a
-tile with columns, and all of them share one read of C.
+R is the factor that depends on the column v (the back-propagated one), C the other. The one on the
+large grid is read through the kernel's taps, with index (channel, tap). Rows of a tile are PART
+indices r of each of ROWS / PART columns v: a layer with few channels fills a tile with columns,
+which share one read of C.
 
 Arithmetic intensity of a tile, in float32: ROWS * COLUMNS / (2 (ROWS + COLUMNS)) FLOP a byte
 loaded, 16 for 64 x 64, of which most is served by the caches; ROWS * COLUMNS sums are in registers.

@@ -35,7 +35,7 @@ def kronecker_input(
     if reduce:
         sums = position_sums(x[None], output_size, *taps, transposed)
         if bias:
-            # The one that ends a patch, summed over positions.
+            # The one at the end of a patch (bias), summed over positions.
             rows = sums.unflatten(1, (groups, -1))
             ones = rows.new_full((*rows.shape[:2], 1), float(prod(output_size)))
             sums = torch.cat([rows, ones], 2).flatten(1)

@@ -1,9 +1,9 @@
-"""Launching kernels: which tile each takes, how precise products are, how far a sum is split.
+"""Launching kernels: their tiles, the precision of products, the split of sums.
 
 A kernel comes with a space of tiles. On a device the fastest is found at the first call for each
-kind of layer (`key`) and kept by Triton; where torch is asked for deterministic algorithms the
-first of the space serves untimed, since the order of sums depends on the tile. The interpreter has
-a tile of its own: few large programs.
+kind of layer (`key`) and cached by Triton; under torch's deterministic algorithms the first of the
+space is used untimed, since the order of sums depends on the tile. The interpreter has one large
+tile of its own, as each program is slow.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
 # Set explicitly: its default differs between versions of Triton.
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
-# Of a thread, on NVIDIA devices.
+# Registers of a thread, on NVIDIA devices.
 MOST_REGISTERS = 255
 
 TYPES = {
@@ -39,9 +39,8 @@ TYPES = {
 class Tile:
     """Constants of a kernel, with the warps and pipeline stages it is compiled for.
 
-    `registers` is the most that a thread may take, on NVIDIA devices. Left to itself the compiler
-    spills a few bytes where that lets one more block run at a time; with TF32 products it does so
-    in most tiles, and is never left to itself.
+    `registers` is the limit of a thread, on NVIDIA devices. Without one the compiler spills a few
+    bytes where that raises the occupancy, with TF32 products in most tiles: those always have one.
     """
 
     constants: Mapping[str, int]
@@ -50,7 +49,7 @@ class Tile:
     registers: int | None = None
 
     def options(self, tf32: bool = False) -> dict[str, Any]:
-        """What the tile is compiled with, beside `OPTIONS`."""
+        """Compile options of the tile, besides `OPTIONS`."""
         registers = MOST_REGISTERS if tf32 else self.registers
         limit = {"maxnreg": registers} if registers and not torch.version.hip else {}
         return {"num_warps": self.warps, "num_stages": self.stages, **limit}
@@ -60,8 +59,8 @@ class Tile:
 class Kernel:
     """A Triton function, its tiles for NVIDIA and AMD devices, and what they are chosen by.
 
-    `rewrites` names tensors that are read and written, which timing must put back.
-    `fits(arguments, constants)` drops tiles that are larger than what there is to do.
+    `rewrites` names tensors that are read and written, which timing must restore.
+    `fits(arguments, constants)` drops tiles that are larger than the problem.
     """
 
     function: Any
@@ -97,7 +96,7 @@ class Kernel:
         return self.tuner()
 
     def tuner(self, stopwatch: Callable[..., Any] | None = None) -> Any:
-        """Triton's tuner over the tiles that fit; a stopwatch other than Triton's is for tests."""
+        """Triton's autotuner over the tiles that fit; tests replace its timer."""
         space = self.amd if torch.version.hip else self.nvidia
         configs = {
             (tile, tf32): triton.Config(dict(tile.constants), **tile.options(tf32))
@@ -124,7 +123,7 @@ def is_tf32(arguments: Mapping[str, Any]) -> bool:
 
 
 def product_types(tensor: Tensor, squared: bool = False) -> dict[str, Any]:
-    """The types a product is taken in: what factors are converted to, and what sums are kept in.
+    """The types of a product: that of its factors, and that of its sums.
 
     Half precision factors stay as they are, unless one is `squared` before it is multiplied, which
     float32 holds exactly. torch.set_float32_matmul_precision is honoured: 'highest' is IEEE
@@ -146,7 +145,7 @@ def units(device: torch.device) -> int:
 
 
 def split_count(programs: int, steps: int, entries: int, device: torch.device) -> int:
-    """Into how many parts a sum of `steps` is split where `programs` alone leave a device idle.
+    """The number of parts of a sum of `steps`, where `programs` alone do not fill the device.
 
     Partial sums of `entries` each are added in order by a second pass, so their number must not
     depend on anything but sizes and the device.
@@ -160,5 +159,5 @@ def split_count(programs: int, steps: int, entries: int, device: torch.device) -
 
 
 def power_of_two(count: int, least: int, most: int) -> int:
-    """The least power of two that is not below `count`, kept within bounds."""
+    """The smallest power of two that is at least `count`, clamped to the bounds."""
     return min(most, max(least, triton.next_power_of_2(max(1, count))))

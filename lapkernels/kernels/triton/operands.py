@@ -1,4 +1,4 @@
-"""Tensors as kernels take them: strides, limits and taps of each, always in three dimensions."""
+"""Kernel arguments of tensors: strides, limits and taps, always in three dimensions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Operand(NamedTuple):
 
 
 class Taps(NamedTuple):
-    """What is known when a kernel is compiled: taps, step, spread, and dimensions to check."""
+    """Compile-time constants: taps, step, spread, and dimensions to check."""
 
     number: Triple
     step: Triple
@@ -37,13 +37,13 @@ ONE_TAP = Taps((1, 1, 1), (1, 1, 1), (0, 0, 0), (False, False, False))
 
 
 def triple(values: Sequence[int], fill: int) -> Triple:
-    """One to three numbers, with `fill` for the leading dimensions that are not there."""
+    """One to three numbers, with `fill` for missing leading dimensions."""
     first, second, third = (*[fill] * (3 - len(values)), *values)
     return first, second, third
 
 
 def point(tensor: Tensor) -> Operand:
-    """A tensor [V, N, C, *grid] read where it is."""
+    """A tensor [V, N, C, *grid] without taps."""
     return Operand(tensor, _strides(tensor), triple(tensor.shape[3:], 1), (0, 0, 0))
 
 
@@ -72,12 +72,12 @@ def window(
 def index_type(*tensors: Tensor, count: int = 0) -> Any:
     """int64 if an offset into a tensor, or a count, is beyond 32 bits; else int32."""
     reach = [sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in tensors]
-    # Tiles run past the end before they are masked, hence the margin.
+    # The margin is for the masked end of the last tile.
     return tl.int64 if max(*reach, count) >= 2**31 - 2**20 else tl.int32
 
 
 def sum_dtype(dtype: torch.dtype) -> torch.dtype:
-    """What sums are kept in: float32 for narrower numbers."""
+    """The dtype of sums: float32 for half precision."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -1,7 +1,7 @@
 r"""Ops on whole parameter lists, in one launch for all tensors of a list.
 
-A table holds, for each block of at most `_BLOCK` entries, its address in each list and its length,
-and a program works on one row. Sums leave one number a block, and these are added in order.
+A table holds, for each block of at most `_BLOCK` entries, its address in each list and its length;
+a program takes one row. A sum has one partial sum a block, and these are added in order.
 
     gaussian_kl            \frac12 \sum [(\sigma^2 + \mu^2) / s^2 - 1 + \log (s^2 / \sigma^2)]
     squared_gradient_sum   \sum \sigma^2 g^2

@@ -1,13 +1,13 @@
 """The transposed relation between two grids, one phase of the stride at a time.
 
 Taps k carry position u of a small grid to t = u * stride - padding + k * dilation of a large one.
-Read the other way, from t, only every stride-th tap meets a u at all. All t = f + stride * t' of
+In the transposed direction only every stride-th tap reaches a u. All t = f + stride * t' of
 one phase f share their taps, k = first + j * stride / gcd, and meet
 
     u = t' + origin - j * dilation / gcd,    origin = (f + padding - first * dilation) / stride,
 
-gcd being that of stride and dilation: a plain correlation with few taps, in which nothing is
-multiplied by a zero that the stride left.
+gcd being that of stride and dilation: a plain correlation with few taps, without the zeros that a
+transposed convolution inserts.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ class Phases(NamedTuple):
 
     @property
     def number(self) -> int:
-        """How many phases there are."""
+        """The number of phases."""
         return self.stride[0] * self.stride[1] * self.stride[2]
 
     @property
     def spread(self) -> Triple:
-        """From tap to tap of one phase, on the small grid."""
+        """Step between taps of one phase, on the small grid."""
         first, second, third = (-d // g for d, g in zip(self.dilation, self.common, strict=True))
         return first, second, third
 
@@ -113,5 +113,5 @@ def phase_at(flat, sizes, padding, PHASES: tl.constexpr):
 
 @triton.jit
 def at_least_one(triple):
-    """For division: a phase may have no position, or no tap."""
+    """A divisor: a phase may have no position, or no tap."""
     return tl.maximum(triple[0], 1), tl.maximum(triple[1], 1), tl.maximum(triple[2], 1)

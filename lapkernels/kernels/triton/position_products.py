@@ -129,7 +129,7 @@ def position_products_kernel(
         total = tl.dot(a, b, total, input_precision=PRECISION, out_dtype=SUM)
     there = (row < rows + ONES) & (column < columns + ONES)
     if PHASED:
-        # Every phase would write its share of what ones make with each other.
+        # Every phase would add the product of the ones with themselves.
         there = there & ((row < rows) | (column < columns))
         row = _index_of_tap(row, rows, first, left_counts, row_channels, PHASES)
         column = _index_of_tap(column, columns, first, right_counts, column_channels, PHASES)
@@ -143,7 +143,7 @@ def position_products_kernel(
 
 @triton.jit
 def _index_of_tap(index, count, first, counts, channels, PHASES: tl.constexpr):
-    """Where index (channel, tap of a phase) stands among (channel, tap); `count` is the ones'."""
+    """The index among (channel, tap) of a (channel, tap of a phase); `count` is that of the ones."""
     kernel: tl.constexpr = PHASES[0]
     taps = counts[0] * counts[1] * counts[2]
     tap = index % taps
@@ -166,7 +166,7 @@ def _tile(rows: int, columns: int, summands: int, warps: int, stages: int) -> Ti
     return Tile({"ROWS": rows, "COLUMNS": columns, "SUMMANDS": summands}, warps, stages)
 
 
-# Square: a symmetric result is covered up to its diagonal.
+# Square tiles, as a symmetric result is computed up to its diagonal.
 _TILES = (_tile(64, 64, 16, 8, 2), _tile(32, 32, 16, 8, 2), _tile(16, 16, 16, 4, 2))
 
 POSITION_PRODUCTS = Kernel(

@@ -1,4 +1,4 @@
-"""How every kernel reads its tensors: entry (index, position) of a factor, wherever it lies.
+"""Indexing of tensors in all kernels: entry (index, position) of a factor.
 
 A tensor [V, N, C, *grid] of three spatial dimensions is read at index (channel, tap) and position t
 on the grid
@@ -6,7 +6,7 @@ on the grid
     place[d] = t[d] * step[d] + origin[d] + tap[d] * spread[d],
 
 zero outside of its limits. A convolution's input has step = stride, origin = -padding and
-spread = dilation; a tensor read where it is has one tap, and nothing to check. Offsets are a sum of
+spread = dilation; a tensor without taps has one tap, and no bounds to check. Offsets are a sum of
 one part for the position and one for the index, so a tile costs one addition an entry.
 """
 

@@ -1,4 +1,4 @@
-r"""m \varphi'(z)^2, entry by entry: two numbers read and one written, at the speed of memory."""
+r"""m \varphi'(z)^2, elementwise and memory-bound: two numbers read and one written."""
 
 from __future__ import annotations
 
@@ -58,8 +58,7 @@ def squared_derivative(
 ) -> None:
     """out <- decay * out + scale * m phi'(z)²; arguments as the registered op's.
 
-    Tensors that lie alike in memory, whatever their order, are gone through as they lie; others are
-    copied first.
+    Dense tensors of the same strides are traversed in memory order; others are copied first.
     """
     alike = m.stride() == z.stride() == out.stride() and _is_dense(m)
     target = (
@@ -90,7 +89,7 @@ def squared_derivative(
 
 
 def _is_dense(tensor: Tensor) -> bool:
-    """Whether entries fill a stretch of memory, in any order of dimensions."""
+    """Whether entries are dense in memory, in any order of dimensions."""
     reach = 1
     for step, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size > 1 and step != reach:

@@ -11,7 +11,7 @@ from torch import Tensor
 from lapkernels.kernels.triton.launch import TYPES, Kernel, Tile, power_of_two
 from lapkernels.kernels.triton.operands import index_type
 
-# Triton goes by the name of an annotation: a plain float would arrive in float32.
+# Triton reads the annotation's name: a plain float would be float32.
 if TYPE_CHECKING:
     fp64 = float
 else:
@@ -20,7 +20,7 @@ else:
 
 @triton.jit
 def scalar(value, TYPE: tl.constexpr):
-    """A number of the caller in the type that is computed in."""
+    """A scalar argument in the dtype of the computation."""
     return tl.full((), value, TYPE)
 
 
