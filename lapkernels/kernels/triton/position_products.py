@@ -143,7 +143,7 @@ def position_products_kernel(
 
 @triton.jit
 def _index_of_tap(index, count, first, counts, channels, PHASES: tl.constexpr):
-    """The index among (channel, tap) of a (channel, tap of a phase); `count` is that of the ones."""
+    """Index among (channel, tap) of a (channel, tap of a phase); `count` is the index of ones."""
     kernel: tl.constexpr = PHASES[0]
     taps = counts[0] * counts[1] * counts[2]
     tap = index % taps
