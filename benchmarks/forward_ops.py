@@ -1,4 +1,4 @@
-"""Functions of the recorded pass that have kernels of ours, and products of shared columns."""
+"""Max pools, and products of shared columns."""
 
 from __future__ import annotations
 
@@ -17,16 +17,14 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class MapSize:
-    """A batch of feature maps, and the channels that a layer makes of them."""
+    """A batch of feature maps."""
 
     inputs: int
     resolution: int
     samples: int
-    outputs: int = 0
 
     def __str__(self) -> str:
-        made = f"-o{self.outputs}" if self.outputs else ""
-        return f"c{self.inputs}{made}-r{self.resolution}-n{self.samples}"
+        return f"c{self.inputs}-r{self.resolution}-n{self.samples}"
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,6 @@ class ProductSize:
 
 
 MAPS = [MapSize(3, r, 4) for r in (32, 64, 128, 256)] + [MapSize(64, 28, 16)]
-LAYERS = [MapSize(3, r, 4, 3) for r in (32, 64, 128, 256)] + [
-    *(MapSize(8, 28, 16, 1), MapSize(8, 14, 16, 12), MapSize(12, 14, 16, 8)),
-]
 PRODUCTS = [
     ProductSize(512, 16, 512, 256),
     ProductSize(171, 16, 512, 256),
@@ -61,23 +56,10 @@ def _make_maps(size: MapSize, device: torch.device) -> tuple[Any, ...]:
     return tuple(random(0, shape, device=device))
 
 
-def _make_layer(size: MapSize, device: torch.device) -> tuple[Any, ...]:
-    (x,) = _make_maps(size, device)
-    weight, bias = random(1, (size.outputs, size.inputs, 3, 3), (size.outputs,), device=device)
-    return x, weight, bias
-
-
 def _make_product(size: ProductSize, device: torch.device) -> tuple[Any, ...]:
     shapes = ((size.columns, size.outputs), (size.samples, size.outputs))
     rows, factor, weight = random(2, *shapes, (size.outputs, size.inputs), device=device)
     return rows.triu() if size.triangular else rows, factor, weight
-
-
-tanh = register(
-    Family("tanh", MAPS, MapSize(2, 8, 2), _make_maps, lambda x: x.double().tanh(), TOLERANCE)
-)
-tanh.method("lapkernels", "ours")(ops.tanh)
-tanh.method("torch.tanh")(torch.tanh)
 
 
 def _pooled(x: Tensor) -> Tensor:
@@ -100,28 +82,6 @@ max_pool.method("torch, with places")(_pooled)
 @max_pool.method("lapkernels", "ours")
 def _(x: Tensor) -> Tensor:
     return ops.max_pool2d(x, [2, 2], [2, 2], [0, 0], [1, 1], False)[0]
-
-
-convolution = register(
-    Family(
-        "convolution",
-        LAYERS,
-        MapSize(2, 8, 2, 3),
-        _make_layer,
-        lambda x, weight, bias: F.conv2d(x.double(), weight.double(), bias.double(), padding=1),
-        TOLERANCE,
-    )
-)
-
-
-@convolution.method("lapkernels", "ours")
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return ops.convolution(x, weight, bias, [1, 1], [1, 1], [1, 1], False, [0, 0], 1)
-
-
-@convolution.method("torch")
-def _(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    return F.conv2d(x, weight, bias, padding=1)
 
 
 def _product_oracle(rows: Tensor, factor: Tensor, weight: Tensor) -> Tensor:

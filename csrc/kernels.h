@@ -71,19 +71,6 @@ struct ChainLayer {
   Grid<T> m, g;  // at the operand of the activation that made x
 };
 
-// One of several layers that run one after the other, with the activation behind it. The bias is
-// contiguous, or null.
-template <class T>
-struct ForwardLayer {
-  bool linear;
-  Grid<const T> weight;
-  const T* bias;
-  Taps taps;
-  bool transposed;
-  Activation activation;
-  Grid<T> out;
-};
-
 // The kernels of one kind of device for one element type, or null. A context says how to run on the
 // device.
 template <class T, class Context>
@@ -130,11 +117,9 @@ struct KernelTable {
                              Taps);
   void (*sparse_conv_input)(const Context&, Grid<T> out, Update, Grid<const T> s,
                             Grid<const T> weight, Taps);
-  // A layer and its gradient, for few channels; a GPU's own library has these. A bias is
-  // contiguous, or null.
+  // The gradients of a layer; a GPU's own library has these.
   void (*conv_input)(const Context&, Grid<T> out, Update, Grid<const T> s, Grid<const T> weight,
-                     const T* bias, Taps, bool transposed, Grid<const T> z, Activation,
-                     double slope);
+                     Taps, bool transposed);
   void (*conv_weight)(const Context&, Grid<T> out, Update, Grid<const T> small, Grid<const T> large,
                       Taps);
   // From the last layer of a chain to the first.
@@ -143,12 +128,8 @@ struct KernelTable {
   // [V, N, J] of [V, F], [N, F] and [F, J], each dense along its last dimension.
   void (*scaled_product)(const Context&, Grid<T> out, Update, Grid<const T> rows,
                          Grid<const T> factor, Grid<const T> weight);
-  // Contiguous.
-  void (*tanh)(const Context&, T* out, const T* x, int64_t size);
   // Two spatial dimensions; the index is contiguous.
   void (*max_pool)(const Context&, Grid<T> out, int64_t* index, Grid<const T> x, Taps);
-  // Linear layers are dense along their features.
-  void (*run_layers)(const Context&, Grid<const T> x, std::span<const ForwardLayer<T>>);
 };
 
 }  // namespace lapkernels

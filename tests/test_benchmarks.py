@@ -262,9 +262,7 @@ def test_from_pytest_to_report(tmp_path: Path) -> None:
     assert "| quantity | network | forward and backward |" in text
 
 
-@pytest.mark.parametrize(
-    "name", ["squared_derivative", "max_pool", "convolution", "scaled_product"]
-)
+@pytest.mark.parametrize("name", ["squared_derivative", "max_pool", "scaled_product"])
 def test_sizes_of_ops_can_be_drawn(name: str, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     cases = {

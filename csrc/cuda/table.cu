@@ -27,8 +27,6 @@ const Kernels<T>& kernels() {
       nullptr,
       nullptr,
       nullptr,
-      nullptr,
-      nullptr,
   };
   return table;
 }

@@ -4,7 +4,6 @@ from lapkernels.ops._library import OPS
 from lapkernels.ops._zeros import can_skip_zeros, mostly_zero
 from lapkernels.ops.conv_input import conv_input
 from lapkernels.ops.conv_weight import conv_weight
-from lapkernels.ops.convolution import convolution
 from lapkernels.ops.gaussian_kl import gaussian_kl
 from lapkernels.ops.geometry import Geometry
 from lapkernels.ops.jacobian import jacobian
@@ -14,10 +13,8 @@ from lapkernels.ops.jacobian_squared_sum import jacobian_squared_sum, jacobian_s
 from lapkernels.ops.kronecker_input import kronecker_input
 from lapkernels.ops.kronecker_output import kronecker_output
 from lapkernels.ops.layer_chain import ChainLayer, ChainSums, can_chain, layer_chain
-from lapkernels.ops.linear import linear
 from lapkernels.ops.max_pool import max_pool2d
 from lapkernels.ops.precision_update import precision_update
-from lapkernels.ops.run_layers import Layers, can_run, run_layers
 from lapkernels.ops.sample_from_precision import sample_from_precision
 from lapkernels.ops.scaled_product import scaled_product
 from lapkernels.ops.sparse_conv_input import sparse_conv_input
@@ -26,7 +23,6 @@ from lapkernels.ops.squared_conv_input import squared_conv_input
 from lapkernels.ops.squared_conv_weight import squared_conv_bias, squared_conv_weight
 from lapkernels.ops.squared_derivative import ACTIVATIONS, squared_derivative
 from lapkernels.ops.squared_gradient_sum import squared_gradient_sum
-from lapkernels.ops.tanh import tanh
 from lapkernels.ops.unfolded import unfolded
 from lapkernels.ops.value_samples import value_samples
 from lapkernels.ops.window_pull import window_pull
@@ -34,17 +30,14 @@ from lapkernels.ops.window_squared_sum import window_squared_sum
 
 __all__ = [
     "can_chain",
-    "can_run",
     "can_skip_zeros",
     "ACTIVATIONS",
     "ChainLayer",
     "ChainSums",
     "OPS",
     "Geometry",
-    "Layers",
     "conv_input",
     "conv_weight",
-    "convolution",
     "gaussian_kl",
     "jacobian",
     "jacobian_gram",
@@ -56,11 +49,9 @@ __all__ = [
     "kronecker_input",
     "kronecker_output",
     "layer_chain",
-    "linear",
     "max_pool2d",
     "mostly_zero",
     "precision_update",
-    "run_layers",
     "sample_from_precision",
     "scaled_product",
     "sparse_conv_input",
@@ -70,7 +61,6 @@ __all__ = [
     "squared_conv_weight",
     "squared_derivative",
     "squared_gradient_sum",
-    "tanh",
     "unfolded",
     "value_samples",
     "window_pull",

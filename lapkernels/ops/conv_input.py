@@ -2,8 +2,7 @@ r"""The transpose of a layer: columns at its output pulled back to its input.
 
 .. math:: s_{in}[i, u] = \sum_{o, t} s_{out}[o, t] \sum_{k : (t, k) \to u} W[o, i, k]
 
-The transpose of a transposed convolution is a convolution: turned round, this op is
-the layer itself, and then it has a bias.
+The transpose of a transposed convolution is a convolution.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def conv_input(s: Tensor, weight: Tensor, input_size: Sequence[int], geometry: G
     check_same("s", s, weight=weight)
     check_rank("s", s.shape, geometry, 1)
     geometry.check_pair(tuple(input_size), tuple(s.shape[2:]))
-    arguments = (s, weight, None, list(input_size), *geometry.arguments, geometry.transposed)
+    arguments = (s, weight, list(input_size), *geometry.arguments, geometry.transposed)
     ours = not library_is_faster(weight.shape, geometry.groups)
     run = CONV_INPUT if ours and kernel_for("conv_input", [s, weight]) else _reference
     return run(*arguments)
@@ -50,7 +49,6 @@ def transpose(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
-    bias: Tensor | None = None,
 ) -> Tensor:
     """Transposed convolution whose result has ``input_size``, whatever the padding after it was."""
     dims = len(input_size)
@@ -58,15 +56,14 @@ def transpose(
     sizes = (tuple(input_size), s.shape[2:], weight.shape[2:])
     extra = _output_padding(*sizes, tuple(stride), tuple(padding), tuple(dilation))
     if extra is not None:
-        return conv(s, weight, bias, stride, padding, extra, groups, dilation)
+        return conv(s, weight, None, stride, padding, extra, groups, dilation)
     full = conv(s, weight, None, stride, 0, 0, groups, dilation)
     sides = [
         side
         for d in reversed(range(dims))
         for side in (-padding[d], input_size[d] + padding[d] - full.shape[2 + d])
     ]
-    padded = F.pad(full, sides)
-    return padded if bias is None else padded + bias.reshape(-1, *(1,) * dims)
+    return F.pad(full, sides)
 
 
 @once_per_size
@@ -104,7 +101,6 @@ def library_is_faster(weight: Sequence[int], groups: int) -> bool:
 def _reference(
     s: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     input_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -113,21 +109,19 @@ def _reference(
     transposed: bool,
 ) -> Tensor:
     if s.numel() == 0 or weight.numel() == 0 or 0 in input_size:
-        shape = _shape(s, weight, bias, input_size, stride, padding, dilation, groups, transposed)
-        zero = s.new_zeros(shape) + 0 * (s.sum() + weight.sum())
-        return zero if bias is None else zero + bias.reshape(-1, *(1,) * len(input_size))
+        shape = _shape(s, weight, input_size, stride, padding, dilation, groups, transposed)
+        return s.new_zeros(shape) + 0 * (s.sum() + weight.sum())
     if not transposed:
-        return transpose(s, weight, input_size, stride, padding, dilation, groups, bias)
+        return transpose(s, weight, input_size, stride, padding, dilation, groups)
     taps = (input_size, weight.shape[2:], stride, padding, dilation)
     entry, symmetric = library_input(s, *taps)
     conv = CONV[len(input_size) - 1]
-    return conv(entry, weight, bias, stride, symmetric, dilation, groups)
+    return conv(entry, weight, None, stride, symmetric, dilation, groups)
 
 
 def _shape(
     s: Tensor,
     weight: Tensor,
-    bias: Tensor | None,
     input_size: Sequence[int],
     stride: Sequence[int],
     padding: Sequence[int],
@@ -141,7 +135,7 @@ def _shape(
 
 CONV_INPUT = register(
     "conv_input",
-    "Tensor s, Tensor weight, Tensor? bias, int[] input_size, int[] stride, int[] padding, "
+    "Tensor s, Tensor weight, int[] input_size, int[] stride, int[] padding, "
     "int[] dilation, int groups, bool transposed",
     reference=_reference,
     shape=_shape,

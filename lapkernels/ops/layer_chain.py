@@ -150,7 +150,7 @@ def _weight(s: Tensor, x: Tensor, weight: Tensor, taps: Taps | None) -> Tensor:
 def _input(s: Tensor, x: Tensor, weight: Tensor, taps: Taps | None) -> Tensor:
     if taps is None:
         return s @ weight
-    return CONV_INPUT.reference(s, weight, None, list(x.shape[2:]), *taps)
+    return CONV_INPUT.reference(s, weight, list(x.shape[2:]), *taps)
 
 
 LAYER_CHAIN = register_list_update(

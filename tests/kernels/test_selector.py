@@ -302,7 +302,7 @@ def test_on_a_gpu_triton_serves_what_it_has_and_the_reference_the_rest(triton_gp
     rest = set(OPS) - set(triton.MODULES)
     assert rest == {
         *("window_pull", "window_squared_sum", "sparse_conv_input", "sparse_squared_sum"),
-        *("conv_input", "conv_weight", "layer_chain", "run_layers", "scaled_product"),
+        *("conv_input", "conv_weight", "layer_chain", "scaled_product"),
     }
     for op in OPS:
         assert compiled(op, triton_gpu, triton_gpu) is (None if op in rest else other_kernel)

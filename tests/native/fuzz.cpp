@@ -115,16 +115,13 @@ void check_input_kernel(bool is_large) {
 #else
   const bool given = draw(0, 1), squared = draw(0, 1);
 #endif
-  std::vector<T> bias(out.grid.size[2]);
-  for (T& entry : bias) entry = T(draw(-2, 2));
   if (squared)
     kernels<T>().squared_conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(), l.taps,
                                     transposed, slope.view(),
                                     given ? Activation::given : Activation::identity, 0.0);
   else
-    kernels<T>().conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(),
-                            given ? bias.data() : nullptr, l.taps, transposed, slope.view(),
-                            Activation::identity, 0.0);
+    kernels<T>().conv_input(context(), out.grid, {0, 1}, m.view(), weight.view(), l.taps,
+                            transposed);
   const int64_t a_group = l.a / l.taps.groups, b_group = l.b / l.taps.groups;
   const std::vector<int64_t> size(out.grid.size, out.grid.size + 6);
   Block6<T> wanted(size, 0, 0);
@@ -147,7 +144,7 @@ void check_input_kernel(bool is_large) {
           for (int64_t x = 0; x < size[5]; ++x) {
             const T s = slope.at(0, n, c, z, y, x);
             const T sum = wanted.at(0, n, c, z, y, x);
-            const T value = !given ? sum : squared ? sum * s * s : sum + bias[c];
+            const T value = given && squared ? sum * s * s : sum;
             require(out.at(0, n, c, z, y, x) == value,
                     squared ? "squared_conv_input" : "conv_input", out.at(0, n, c, z, y, x), value);
           }
@@ -183,33 +180,6 @@ void check_products() {
         require(out.at(v, n, j, 0, 0, 0) == 3 + 2 * total, "scaled_product",
                 out.at(v, n, j, 0, 0, 0), 3 + 2 * total);
       }
-}
-
-// A linear layer and the ReLU behind it.
-template <class T>
-void check_layer() {
-  const int64_t samples = draw(1, 14), outputs = draw(1, 40), inputs = draw(1, 70);
-  Block6<T> x({1, samples, inputs, 1, 1, 1}, -2, 2), weight({1, outputs, inputs, 1, 1, 1}, -2, 2);
-  Block6<T> out({1, samples, outputs, 1, 1, 1}, 0, 0), bias({1, 1, outputs, 1, 1, 1}, -2, 2);
-  for (Block6<T>* block : {&x, &weight, &out, &bias}) {
-    block->grid.stride[1] = block->grid.size[2];
-    block->grid.stride[2] = 1;
-  }
-  ForwardLayer<T> layer{};
-  layer.linear = true;
-  layer.weight = weight.view();
-  layer.bias = draw(0, 1) ? bias.view().data : nullptr;
-  layer.activation = Activation::relu;
-  layer.out = out.grid;
-  kernels<T>().run_layers(context(), x.view(), std::span<const ForwardLayer<T>>(&layer, 1));
-  for (int64_t n = 0; n < samples; ++n)
-    for (int64_t o = 0; o < outputs; ++o) {
-      T total = layer.bias ? layer.bias[o] : 0;
-      for (int64_t i = 0; i < inputs; ++i)
-        total += x.at(0, n, i, 0, 0, 0) * weight.at(0, o, i, 0, 0, 0);
-      total = std::max(total, T(0));
-      require(out.at(0, n, o, 0, 0, 0) == total, "layer", out.at(0, n, o, 0, 0, 0), total);
-    }
 }
 
 // Rows of a linear layer, by a chain of one.
@@ -407,8 +377,6 @@ int main(int argc, char** argv) {
 #ifndef FUZZ_EMULATED
     check_rows<float>();
     check_rows<double>();
-    check_layer<float>();
-    check_layer<double>();
     check_products<float>();
     check_products<double>();
     check_sparse_kernels<float>();

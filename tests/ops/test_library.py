@@ -60,15 +60,11 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     "squared_conv_input": (
         _SMALL[0], _WEIGHT, [11], *_TAPS[1:], False, _LARGE[0], "tanh", 0.0,
     ),
-    "conv_input": (_SMALL[0], _WEIGHT, _numbers(6), [11], *_TAPS[1:], False),
+    "conv_input": (_SMALL[0], _WEIGHT, [11], *_TAPS[1:], False),
     "conv_weight": (_SMALL[:1], _LARGE, *_TAPS),
     "layer_chain": (
         [torch.zeros(4, 6), torch.zeros(4), torch.zeros(3, 6)], _numbers(3, 4), None,
         [_numbers(4, 6), _numbers(3, 6), _numbers(3, 6)], [2, 1, 1, 1, 0], [0.0],
-    ),
-    "run_layers": (
-        [torch.zeros(3, 4), torch.zeros(3, 2)], _numbers(3, 6),
-        [_numbers(4, 6), _numbers(4), _numbers(2, 4)], [2, 1, 0, 5, 0, 0],
     ),
     "kronecker_input": (_LARGE[0], [5], *_TAPS, False, False, True),
     "kronecker_output": (_SMALL, 2, True),

@@ -119,15 +119,15 @@ struct Slopes {
   }
 };
 
-// out <- decay * out + scale * (value + shift) * phi'(z) along a row, or with phi'(z)².
+// out <- decay * out + scale * value * phi'(z) along a row, or with phi'(z)².
 template <class T>
 void write_row(T* out, int64_t stride, Update update, const T* value, const Slopes<T>& slopes,
-               const T* z, int64_t z_stride, int64_t count, T shift = 0) {
+               const T* z, int64_t z_stride, int64_t count) {
   const T decay = update.decay, scale = update.scale;
   T slope[Slopes<T>::kFew];
   auto put = [&](T* to, auto step, const T* from, int64_t few, auto has_slopes, auto keeps) {
     for (int64_t x = 0; x < few; ++x) {
-      T result = scale * (from[x] + shift);
+      T result = scale * from[x];
       if constexpr (has_slopes) result *= slope[x];
       if constexpr (keeps) result += decay * to[x * step];
       to[x * step] = result;

@@ -69,17 +69,14 @@ auto* place(const G& grid, int64_t n, int64_t c, const auto& u) {
          u[1] * grid.stride[4] + u[2] * grid.stride[5];
 }
 
-// What becomes of the sums: out <- decay * out + scale * (sum + bias) * phi'(z), or phi'(z)^2.
+// What becomes of the sums: out <- decay * out + scale * sum * phi'(z), or phi'(z)^2.
 template <class T>
 struct Result {
   Grid<T> out;
   Update update;
-  const T* bias;    // one a channel, or null
   Grid<const T> z;  // not read without slopes
   Slopes<T> slopes;
   bool is_mask = false;  // the sums themselves, or zeros where z is not positive
-  // out <- phi(sum + bias) instead, if given: out, its stride, the sums, how many, the bias.
-  void (*activate)(T*, int64_t, const T*, int64_t, T) = nullptr;
 
   bool has_slopes() const { return slopes.fill != nullptr; }
 
@@ -88,10 +85,8 @@ struct Result {
              int64_t count) const {
     T* to = place(out, n, c, u);
     const int64_t stride = out.stride[5] * step;
-    const T shift = bias ? bias[c] : T(0);
-    if (activate) return activate(to, stride, values, count, shift);
     write_row<T>(to, stride, update, values, slopes, has_slopes() ? place(z, n, c, u) : nullptr,
-                 z.stride[5] * step, count, shift);
+                 z.stride[5] * step, count);
   }
 
   // Whether rows of so many outputs follow each other like their entries.
@@ -121,15 +116,14 @@ struct Result {
 };
 
 template <class T, bool kSquared>
-Result<T> result_of(const Grid<T>& out, Update update, const T* bias, const Grid<const T>& z,
+Result<T> result_of(const Grid<T>& out, Update update, const Grid<const T>& z,
                     Activation activation, double slope) {
   const bool masks = activation == Activation::identity || activation == Activation::relu;
   return {out,
           update,
-          bias,
           z,
           Slopes<T>(activation, slope, kSquared),
-          masks && !bias && update.decay == 0 && update.scale == 1};
+          masks && update.decay == 0 && update.scale == 1};
 }
 
 // What goes through a layer, by W or by W², and what becomes of it. Several have the same sizes.

@@ -36,8 +36,6 @@ namespace lapkernels::LAPKERNELS_ISA {
 #include "../ops/layer_chain.h"
 #include "../ops/max_pool.h"
 #include "../ops/scaled_product.h"
-#include "../ops/tanh.h"
-#include "../ops/run_layers.h"
 #include "../windows/window_lanes.h"
 #include "../ops/window_pull.h"
 #include "../ops/window_squared_sum.h"
@@ -73,9 +71,7 @@ const Kernels<T> table = {
     &conv_weight<T>,
     &layer_chain<T>,
     &scaled_product<T>,
-    &tanh<T>,
     &max_pool<T>,
-    &run_layers<T>,
 };
 
 const Kernels<float>& float_table() { return table<float>; }

@@ -1,10 +1,9 @@
-// Columns pulled back through a convolution, times an activation's slope, or its result with a
-// bias: the sums of convolve.h with W itself.
+// Columns pulled back through a convolution: the sums of convolve.h with W itself.
 
 template <class T>
 void conv_input(const Context& context, Grid<T> out, Update update, Grid<const T> s,
-                Grid<const T> weight, const T* bias, Taps taps, bool transposed, Grid<const T> z,
-                Activation activation, double slope) {
-  const Stream<T> stream{s, result_of<T, false>(out, update, bias, z, activation, slope), false};
+                Grid<const T> weight, Taps taps, bool transposed) {
+  const auto result = result_of<T, false>(out, update, s, Activation::identity, 0);
+  const Stream<T> stream{s, result, false};
   convolve<T>(context, {&stream, 1}, weight, taps, transposed);
 }

@@ -88,8 +88,8 @@ void conv_step(const Context& context, const ChainLayer<T>& layer, const Ways<T>
   const auto kind = layer.activation;
   const double slope = layer.slope;
   const Stream<T> streams[2] = {
-      {s[0], result_of<T, true>(inputs[0], fresh, nullptr, z, kind, slope), true},
-      {s[1], result_of<T, false>(inputs[1], fresh, nullptr, z, kind, slope), false}};
+      {s[0], result_of<T, true>(inputs[0], fresh, z, kind, slope), true},
+      {s[1], result_of<T, false>(inputs[1], fresh, z, kind, slope), false}};
   convolve<T>(context, {streams, count}, layer.weight, layer.taps, layer.transposed);
 }
 

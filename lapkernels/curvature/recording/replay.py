@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.aliasing import version_of
-from lapkernels.curvature.recording.fusion import Run, fused
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.run import Start, Subject, record, run
 from lapkernels.curvature.recording.settings import settings_of
@@ -45,14 +44,12 @@ KINDS = 8
 class Template:
     """The calls of a pass and the graph of its way back.
 
-    ``settings`` are those of the model, if nothing else can change its calls; ``runs`` are the
-    calls as a pass makes them that does not run the model, once there was one.
+    ``settings`` are those of the model, if nothing else can change its calls.
     """
 
     calls: Calls
     graph: Graph
     settings: object
-    runs: Sequence[Step | Run] | None = None
 
 
 class Lease:
@@ -159,7 +156,7 @@ def _replayed(
     settings = template.settings if is_output else None
     output: Tensor | None
     if settings is not None and settings == _present_settings(subject):
-        output = _repeated(template, given, keep)
+        output = _repeated(template.calls, given, keep)
     else:
         output = _watched(template.calls, given, subject, start, select, keep)
     if output is None:
@@ -174,22 +171,15 @@ def _replayed(
     return changed(template.graph, trace=trace)
 
 
-def _repeated(template: Template, given: list[Tensor], keep_graph: bool) -> Tensor | None:
+def _repeated(calls: Calls, given: list[Tensor], keep_graph: bool) -> Tensor | None:
     """The output of the calls on other tensors, None if some are of a kind of their own."""
     if any([type(tensor) is not Tensor for tensor in given]):
         return None
-    calls, runs = template.calls, template.runs
     with torch.set_grad_enabled(keep_graph):
-        for one in calls.steps if keep_graph or runs is None else runs:
-            made = one.results(given) if isinstance(one, Run) else None
-            if made is not None:
-                given += made
-            for step in one.steps if isinstance(one, Run) else (one,):
-                if made is None and step.returned is None:
-                    given += _results(step, given)
-                _keep(step, given, keep_graph)
-    if runs is None and not keep_graph:
-        template.runs = fused(calls, given)
+        for step in calls.steps:
+            if step.returned is None:
+                given += _results(step, given)
+            _keep(step, given, keep_graph)
     return given[calls.output]
 
 

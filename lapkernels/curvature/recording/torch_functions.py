@@ -225,16 +225,9 @@ def _run_attention(*arguments: Any) -> tuple[Tensor, ...]:
     return aten._scaled_dot_product_flash_attention_for_cpu.default(*dense, dropout, causal)
 
 
-def _run_convolution(*arguments: Any) -> tuple[Tensor, ...]:
-    return (ops.convolution(*arguments),)
-
-
 def _run_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-    return (ops.linear(x, weight, bias),)
-
-
-def _run_tanh(x: Tensor) -> tuple[Tensor, ...]:
-    return (ops.tanh(x),)
+    # Of strided sequences torch takes other products, with other last bits, for a gradient.
+    return (F.linear(x.contiguous() if x.dim() > 2 else x, weight, bias),)
 
 
 def _average_pool(
@@ -344,7 +337,7 @@ def _embedding(
 
 _UNARY = (
     *("relu", "sigmoid", "exp", "log", "sqrt", "rsqrt", "square", "abs", "sin", "cos"),
-    *("neg", "reciprocal"),
+    *("neg", "reciprocal", "tanh"),
 )
 _BINARY = {"add": aten.add.Tensor, "sub": aten.sub.Tensor, "mul": aten.mul.Tensor}
 _BINARY["div"] = aten.div.Tensor
@@ -404,8 +397,8 @@ def _functions() -> dict[Any, Function]:
         ),
         start=1,
     ):
-        table[plain] = Function.of(convolution, _convolution(dims), run=_run_convolution)
-        table[transposed] = Function.of(convolution, _transposed(dims), run=_run_convolution)
+        table[plain] = Function.of(convolution, _convolution(dims))
+        table[transposed] = Function.of(convolution, _transposed(dims))
     for space in (torch, Tensor):
         for name in _UNARY:
             table[getattr(space, name)] = Function.of(getattr(aten, name).default, _one)
@@ -422,7 +415,6 @@ def _functions() -> dict[Any, Function]:
         table[space.sum] = Function.of(aten.sum.dim_IntList, _over_dims)
         table[space.clamp] = Function.of(aten.clamp.default, _clamp)
         table[space.pow] = Function.of(aten.pow.Tensor_Scalar, _power)
-        table[space.tanh] = Function.of(aten.tanh.default, _one, run=_run_tanh)
     table[Tensor.__matmul__] = table[torch.matmul]
     table[Tensor.__pow__] = table[torch.pow]
     table[torch.cat] = Function.of(aten.cat.default, _joined)
