@@ -129,7 +129,7 @@ def _reference(
     slope: float,
 ) -> Tensor:
     taps = (stride, padding, dilation, groups, transposed)
-    value = CONV_INPUT.reference(m, weight.square(), None, input_size, *taps)
+    value = CONV_INPUT.reference(m, weight.square(), input_size, *taps)
     return value if z is None else value * derivative_squared(z, activation, slope)
 
 
@@ -164,7 +164,7 @@ def _library(
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
     elif _library_is_faster(weight, stride, groups, transposed):
         taps = (input_size, stride, padding, dilation, groups, transposed)
-        value = CONV_INPUT.reference(m, weight.square(), None, *taps)
+        value = CONV_INPUT.reference(m, weight.square(), *taps)
     else:
         return None
     if z is None:
@@ -177,7 +177,7 @@ def _library(
 
 
 def _shape(m: Tensor, weight: Tensor, *taps: Any) -> Sequence[int]:
-    return CONV_INPUT.shape(m, weight, None, *taps[:6])
+    return CONV_INPUT.shape(m, weight, *taps[:6])
 
 
 _op = register(

@@ -4,7 +4,6 @@ compressed   fewer columns behind a bottleneck
 windows      columns of an image carried as windows of it
 scaled       weights scaled for each sample, where columns are the same for all
 sparse       zeros that all columns share are skipped
-gram         sums of squares through the Gram matrices of positions
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 from lapkernels import ops
 from lapkernels.ops import Geometry
 
-Choice = Literal["compressed", "windows", "scaled", "sparse", "gram"]
+Choice = Literal["compressed", "windows", "scaled", "sparse"]
 
 _forced: ContextVar[Mapping[str, bool] | None] = ContextVar("lapkernels_choices", default=None)
 

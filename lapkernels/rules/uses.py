@@ -22,7 +22,6 @@ from lapkernels import ops
 from lapkernels.ops import Geometry
 from lapkernels.ops.chunks import jacobian_chunks, row_chunks, slices
 from lapkernels.rules.choices import skips_zeros
-from lapkernels.rules.gram import gram_squared_sum, takes_gram
 from lapkernels.rules.samples import Samples, per_sample, spread, units
 
 
@@ -150,18 +149,9 @@ class WeightUse(Use):
             same = entry.stride(1) == 0
             m = (entry[:, :1] if same else entry).square().sum(0).expand(entry.shape[1:])
             return self.stored(m[:, 0].mT @ self.x()[:, 0].square())
-        if self.takes_gram(len(entry)):
-            return self.stored(gram_squared_sum(entry, self.x(), self.geometry))
         sparse = skips_zeros(entry, self.geometry)
         squared_sum = ops.sparse_squared_sum if sparse else ops.jacobian_squared_sum
         return self.stored(squared_sum(entry, self.x(), self.geometry))
-
-    def takes_gram(self, columns: int) -> bool:
-        """Whether sums of squares over so many columns go through Gram matrices."""
-        if self.geometry.transposed:
-            return False
-        features = prod(self.shape[1:])
-        return takes_gram(columns, self.positions, self.shape[0], features)
 
     def squared_dot(self, s: Tensor, variance: Tensor) -> Tensor:
         entry = self.canonical(variance)

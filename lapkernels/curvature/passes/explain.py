@@ -141,7 +141,6 @@ def _row(graph: Graph, position: int, here: Carried, densities: dict[str, float]
     value, count = node.outputs[0], here.count
     entries = float(prod(value.shape))
     share = window_share(value, here.layout)
-    uses = [use for use in node.rule.uses.values() if isinstance(use, WeightUse)]
     carried, choice = f"{count} columns, {min(here.step, count)} at a time", "columns"
     if share < 1:
         assert here.layout is not None
@@ -154,8 +153,6 @@ def _row(graph: Graph, position: int, here: Carried, densities: dict[str, float]
     elif position == here.scaled:
         pulled *= TRIANGLE if here.triangular else 1.0
         choice = "scaled weights"
-    elif any(use.positions > 1 and use.takes_gram(min(here.step, count)) for use in uses):
-        choice = "Gram matrices"
     elif node.path in densities:
         pulled, summed = pulled * densities[node.path], summed * densities[node.path]
         choice = f"columns, {densities[node.path]:.0%} not zero"

@@ -13,7 +13,7 @@ import lapkernels as lk
 from lapkernels.rules.choices import forced
 from tests.curvature import oracle
 
-KINDS = ("compressed", "windows", "scaled", "sparse", "gram")
+KINDS = ("compressed", "windows", "scaled", "sparse")
 
 
 class Tokens(nn.Module):
@@ -103,6 +103,3 @@ def test_the_table_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None
     table = capsys.readouterr().out
     assert "64 columns for all samples" in table and "shared" in table
     assert "64 columns to 2" in table and "compressed" in table
-    with forced(gram=True, windows=False, compressed=False):
-        lk.diag(Tokens(), torch.randn(3, 12), explain=True)
-    assert "Gram matrices" in capsys.readouterr().out
