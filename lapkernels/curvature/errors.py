@@ -4,15 +4,15 @@ from typing import Any, get_args
 
 
 class Refused(RuntimeError):
-    """A quantity that cannot be computed rightly: where, why, and what would work."""
+    """A quantity that cannot be computed right: where, why, and what would work."""
 
 
 class SamplesLost(Refused):
-    """It cannot be told which entry belongs to which sample."""
+    """It is unknown which entry belongs to which sample."""
 
 
 class NoBatch(ValueError):
-    """Data without a batch, which may be one process's share of data that have some."""
+    """Data without a batch; in one of several processes its share may be empty."""
 
 
 def check_choice(name: str, value: Any, allowed: Any) -> None:
@@ -22,7 +22,7 @@ def check_choice(name: str, value: Any, allowed: Any) -> None:
 
 
 def reference(where: str, name: str) -> str:
-    """What is wrong where a model reads a parameter that cannot be replaced by a copy."""
+    """The message where a model reads a parameter that no copy can replace."""
     return (
         f"{where} reads the parameter {name} by a reference of its own, in a list or a closure, or "
         "out of a tensor made before the call: read it as an attribute of its module"

@@ -10,7 +10,7 @@ from lapkernels.rules import Kept
 
 
 class Memory:
-    """The tensors and kept tensors in each piece of memory. Nothing is looked up before a write."""
+    """The tensors and saved tensors of each storage. Nothing is looked up before a write."""
 
     def __init__(self) -> None:
         self._members: dict[int, list[Tensor]] = {}
@@ -20,32 +20,32 @@ class Memory:
         self._new_kept: list[tuple[Kept, Tensor]] = []
 
     def add(self, tensor: Tensor) -> None:
-        """Note a tensor."""
+        """Register a tensor."""
         self._new_members.append(tensor)
 
     def keep(self, tensor: Tensor) -> Kept:
-        """Note a tensor that a rule needs as it is now."""
+        """Register a tensor that a rule saves: it needs the present values."""
         kept = Kept(tensor.detach())
         self._new_kept.append((kept, tensor))
         return kept
 
     @property
     def kept_count(self) -> int:
-        """How many tensors were noted by ``keep`` since the last write."""
+        """The number of tensors registered by ``keep`` since the last write."""
         return len(self._new_kept)
 
     def kept_since(self, count: int) -> list[tuple[Kept, Tensor]]:
-        """What ``keep`` made of which tensor, without the first ``count``."""
+        """Tensors and what ``keep`` returned for them, without the first ``count``."""
         return self._new_kept[count:]
 
     def save(self, written: Tensor) -> None:
-        """Copy what rules need before its memory is overwritten."""
+        """Copy saved tensors before their memory is overwritten."""
         self._sort()
         for kept in self._kept.pop(storage_of(written), []):
             kept.tensor = kept.tensor.clone()
 
     def whole(self, tensor: Tensor) -> Tensor | None:
-        """The tensor that is all of the memory a tensor lies in, in row-major order."""
+        """The whole storage of a tensor as one tensor, in row-major order."""
         self._sort()
         return self._wholes.get(storage_of(tensor))
 
@@ -67,7 +67,7 @@ class Memory:
 
 
 def version_of(tensor: Tensor) -> int:
-    """Changes with every write; those made in inference mode count none."""
+    """The version counter, which every write raises; tensors of inference mode have none."""
     try:
         return tensor._version
     except RuntimeError:
@@ -75,7 +75,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Which storage a tensor lies in. An address would not tell: all empty ones have the same."""
+    """The identity of a tensor's storage: not its address, which all empty ones share."""
     return tensor.untyped_storage()._cdata
 
 

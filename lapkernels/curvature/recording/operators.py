@@ -1,4 +1,4 @@
-"""What recording needs to know of an op, looked up once for each op and not at each call."""
+"""Properties of an op that recording needs, cached by op."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from lapkernels.rules import Operand, builder_of
 
 @dataclass(eq=False, slots=True)
 class Operator:
-    """An op's name and what it does.
+    """An op's name and properties.
 
-    ``writes`` says that it overwrites an argument, ``random`` that it draws random numbers: ops
-    that have a rule judge that by their arguments. Of what is ``fresh`` only shape and dtype come
-    from its arguments; ``detaches`` is an op that has the same values with no gradient.
+    ``writes``: it overwrites an argument; ``random``: it draws random numbers (ops with a rule
+    decide by their arguments); ``fresh``: only shape and dtype of its arguments matter;
+    ``detaches``: the same values without a gradient.
     """
 
     name: str
@@ -36,7 +36,7 @@ def operator_of(func: Any) -> Operator:
     bare = name.removesuffix("_")
     return Operator(
         name,
-        # The noise that RReLU writes is not read again.
+        # RReLU writes noise that nothing reads.
         func._schema.is_mutable and name != "aten::rrelu_with_noise",
         torch.Tag.nondeterministic_seeded in func.tags and builder_of(bare) is None,
         name.startswith("aten::new_"),
@@ -59,7 +59,7 @@ def tensors_of(arguments: Iterable[Any]) -> list[Tensor]:
 
 
 def wrapped(arguments: Iterable[Any], operands: Iterator[Operand]) -> list[Any]:
-    """Arguments with operands in the place of tensors."""
+    """Arguments with tensors replaced by operands."""
     found: list[Any] = []
     for value in arguments:
         if isinstance(value, Tensor):
@@ -72,13 +72,13 @@ def wrapped(arguments: Iterable[Any], operands: Iterator[Operand]) -> list[Any]:
 
 
 def _is_sizes(value: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether this is a list of numbers, as strides and sizes are."""
+    """Whether this is a list of numbers, such as strides or sizes."""
     return len(value) > 0 and type(value[0]) is int
 
 
 @cache
 def functional_of(func: Any) -> Any:
-    """The op that returns what an in-place op writes: torch's own if its arguments are the same."""
+    """The out-of-place version of an in-place op: torch's own if its arguments are the same."""
     bare = func._schema.name.removeprefix("aten::").removesuffix("_")
     packet = getattr(torch.ops.aten, bare, None)
     name = func._overloadname
@@ -94,7 +94,7 @@ def _arguments(func: Any) -> list[tuple[str, str]]:
 
 
 class Functional:
-    """An in-place op that leaves its argument alone and returns the new value."""
+    """An in-place op run on a copy of its argument, returning the new value."""
 
     def __init__(self, func: Any) -> None:
         self.func, self._schema = func, func._schema

@@ -1,9 +1,8 @@
 """Recording a forward pass: every op the model runs, with its rule.
 
-The model runs as it is, with gradients enabled, and is watched below autograd: whatever Python does
-in its forward, the ops that torch executes are seen, with the very tensors. In-place ops are
-recorded as the new value they make; a tensor that a rule still needs is copied just before it is
-overwritten.
+The model runs unchanged, with gradients enabled, under a dispatch mode below autograd that sees
+every op with its tensors. In-place ops are recorded as out-of-place ones; a tensor that a rule
+saved is copied just before it is overwritten.
 """
 
 from __future__ import annotations
@@ -56,23 +55,23 @@ class Recorder(TorchDispatchMode):
         self.has_written = False
         self.has_met_unknown = False
         self._detached = False
-        # Whether some functions run unwatched, so that what autograd kept of them is unknown.
+        # Whether some functions run outside of the mode, whose saved tensors are unknown.
         self.partial = False
         self._paths = paths
         self.entries = 0
         self._place_fresh = place_fresh
         self._edges = edges
         self._pending: list[tuple[Node, list[Tensor]]] = []
-        # Tensors stay alive while recording, so that an identity means one tensor only.
+        # Tensors stay alive while recording, so that an id means one tensor.
         self.values: dict[int, tuple[Value, Tensor]] = {}
         self.memory = Memory()
         # Chosen parameters by their storage.
         self._owners: dict[int, str] = {}
-        # Views whose memory was written by another tensor since they were made.
+        # Views whose memory was written through another tensor after they were made.
         self._stale: set[int] = set()
 
     def define(self, tensor: Tensor, value: Value) -> Value:
-        """Say what a tensor is."""
+        """Associate a tensor with a value."""
         self.values[id(tensor)] = (value, tensor)
         if self._stale:
             self._stale.discard(id(tensor))
@@ -82,7 +81,7 @@ class Recorder(TorchDispatchMode):
         return value
 
     def value(self, tensor: Tensor) -> Value:
-        """What a tensor is; one never seen before is a constant, unless autograd made it."""
+        """The value of a tensor; an unknown one is a constant, unless autograd made it."""
         if self._stale and id(tensor) in self._stale:
             return self._read(tensor)
         known = self.values.get(id(tensor))
@@ -94,7 +93,7 @@ class Recorder(TorchDispatchMode):
             if owner is not None and not (made and self.partial):
                 raise Refused(reference(self.where, owner))
         if made:
-            self.opaque.append(f"{self.where} reads a tensor out of autograd's memory")
+            self.opaque.append(f"{self.where} reads a tensor that autograd saved")
             self.hidden = self.has_met_unknown = True
         return self.define(tensor, Value(tensor.shape, tensor.dtype, None, made))
 
@@ -128,23 +127,23 @@ class Recorder(TorchDispatchMode):
         return out
 
     def settle(self) -> None:
-        """Note where autograd meets the results of the last op, before anything overwrites them."""
+        """Keep autograd's edges to the results of the last op, before anything overwrites them."""
         for node, outputs in self._pending:
             node.edges = [get_gradient_edge(out) if out.requires_grad else None for out in outputs]
         self._pending.clear()
 
     def operands(self, tensors: list[Tensor]) -> list[Value]:
-        """What the tensors are that an op reads."""
+        """The values of the tensors that an op reads."""
         values = [self.operand(tensor) for tensor in tensors]
         if not torch.is_grad_enabled():
             self.hidden |= any(value.active and value.samples is None for value in values)
         return values
 
     def operand(self, tensor: Tensor) -> Value:
-        """What a tensor that is read is, one that autograd has a gradient of its own for included.
+        """The value of a tensor that is read, also of one whose gradient only autograd knows.
 
-        A custom autograd.Function or a scripted function made it, or autograd itself saved it for a
-        backward pass that runs inside the model.
+        Such a tensor comes from a custom autograd.Function or a scripted function, or autograd
+        saved it for a backward pass inside the model.
         """
         value = self.value(tensor)
         if value.without_grad and tensor.grad_fn is not None and torch.is_grad_enabled():
@@ -153,7 +152,7 @@ class Recorder(TorchDispatchMode):
                 "inside"
             )
             value.active, value.without_grad = True, False
-            # Which of the weights that were detached it depends on cannot be told.
+            # Which of the detached weights it depends on is unknown.
             self.hidden |= self._detached
         return value
 
@@ -166,7 +165,7 @@ class Recorder(TorchDispatchMode):
         tensors: list[Tensor],
         values: list[Value],
     ) -> Any:
-        """An op that overwrites its first operand: a new value in an old tensor."""
+        """An op that overwrites its first operand, which gets a new value."""
         if not name.endswith("_") or "out" in kwargs:
             raise Refused(
                 f"{self.where} runs {name}, which writes into a tensor it is given, as some "
@@ -202,11 +201,11 @@ class Recorder(TorchDispatchMode):
         return written
 
     def _check_written(self, written: Tensor, values: list[Value]) -> None:
-        """Writes that autograd does not see, or not where it met the tensor that is written."""
+        """Mark writes that autograd does not see, or attributes to another tensor."""
         if not torch.is_grad_enabled():
             return
         known = [self.values[id(one)][0] for one in (*self.memory.others(written), written)]
-        # Of views that are older than a write to their base, only this one is up to date.
+        # Of the views older than a write to their base, only this one is up to date.
         seen = written.requires_grad or written.grad_fn is not None
         if not seen and any(value.active for value in known):
             self.opaque.append(f"{self.where} writes to a tensor by its detached view")
@@ -216,7 +215,7 @@ class Recorder(TorchDispatchMode):
             self.hidden = True
 
     def _before(self, name: str, tensors: list[Tensor], values: list[Value]) -> dict[int, Tensor]:
-        """Copies of the operands that are about to be overwritten and that the rule reads."""
+        """Copies of the operands that the rule reads and the op overwrites."""
         if not any(value.active or value.samples is not None for value in values):
             return {}
         builder = builder_of(name)
@@ -229,7 +228,7 @@ class Recorder(TorchDispatchMode):
         }
 
     def _read(self, tensor: Tensor) -> Value:
-        """What a view is after its memory was written."""
+        """The value of a view after its memory was written."""
         whole = self.memory.whole(tensor)
         assert whole is not None
         region = Region.of(tensor, whole)
@@ -245,7 +244,7 @@ class Recorder(TorchDispatchMode):
         out: Tensor,
         region: Region,
     ) -> None:
-        """Record a movement inside one memory."""
+        """Record a copy within one storage."""
         self.record(
             name, torch.clone, tuple(tensors), {"region": region}, tensors, values, (out,), build
         )
@@ -261,7 +260,7 @@ class Recorder(TorchDispatchMode):
         outputs: tuple[Tensor, ...],
         builder: Callable[..., Rule] | None = None,
     ) -> None:
-        """Note an op that has run, with its rule."""
+        """Record an op that has run, with its rule."""
         for out in outputs:
             if out.layout is not torch.strided or out.is_nested:
                 raise Refused(
@@ -276,7 +275,7 @@ class Recorder(TorchDispatchMode):
             active |= value.active and grad
             seen |= value.active and not value.without_grad
             lost = lost or value.lost
-        # Autograd may still give a result a gradient of its own.
+        # A result may still have a gradient that only autograd knows.
         without_grad = not grad or not (seen or any([tensor.requires_grad for tensor in tensors]))
         if lost is not None:
             self._lose(lost, op, outputs)
@@ -323,7 +322,7 @@ class Recorder(TorchDispatchMode):
                 self._pending.append((node, list(outputs)))
 
     def _lose(self, error: SamplesLost, op: Any, outputs: tuple[Tensor, ...]) -> None:
-        """Samples are lost here, which matters once the model's output or its code reads this."""
+        """The samples of this value are lost, which matters if the output or the model reads it."""
         tags = getattr(op, "tags", ())
         shapes_vary = torch.Tag.dynamic_output_shape in tags
         if not outputs or shapes_vary or torch.Tag.data_dependent_output in tags:
@@ -380,7 +379,7 @@ class Recorder(TorchDispatchMode):
         return LocalGradient(call, *args, **kwargs)
 
     def lifted(self, tensor: Tensor, value: Value) -> Value:
-        """A weight as a value of the only sample, for ops that have no rule for the weight."""
+        """A weight as a value of one sample, for ops that have no rule for the weight."""
         if not value.active or value.samples is not None or tensor.dim() == 0:
             return value
         samples = follow(1, tensor.shape)
@@ -407,17 +406,17 @@ class Recorder(TorchDispatchMode):
                 )
 
     def notice_hooks(self) -> None:
-        """A hook on a tensor changes gradients in a way that only autograd knows."""
+        """Mark a hook on a tensor: only autograd knows how it changes gradients."""
         if any(tensor._backward_hooks for _, tensor in self.values.values()):
             self.opaque.append("the model registers a hook on the gradient of a tensor")
 
     @property
     def path(self) -> str:
-        """Name of the module that runs: the innermost one of the model's in whose method we are."""
+        """Name of the running module: the innermost one with a method on the stack."""
         frame = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
-            # Only a look into a frame costs something, and those of the library are none of these.
+            # Reading a frame's locals is slow, and the library's frames hold none of the modules.
             if code.co_varnames[:1] == ("self",) and not _is_ours(code.co_filename):
                 name = self._paths.get(id(frame.f_locals.get("self")))
                 if name is not None:
@@ -444,7 +443,7 @@ def _is_ours(filename: str) -> bool:
 
 
 def _is_view(out: Tensor, tensors: list[Tensor]) -> bool:
-    """Whether a result lies in the memory of an operand."""
+    """Whether a result shares the memory of an operand."""
     storage = storage_of(out)
     return any(storage_of(tensor) == storage for tensor in tensors)
 

@@ -1,15 +1,15 @@
-"""Passes that make the same calls as an earlier one: its rules, with the tensors of now.
+"""Replaying passes that make the same calls as an earlier one, with its rules and new tensors.
 
 Building rules costs more than small ops themselves, and all batches of a data set give the same
 ones. A recorded pass whose functions were all known (``shortcuts``) leaves a ``Template``: its
-calls in order, with a number for each tensor. A later pass of the same model on tensors of the same
-kinds runs the model as it is, and compares each call: the same function, arguments and numbers.
-Then the template's rules hold for it, once the tensors that they keep are put in their place. At
-the first call that differs the pass is recorded instead. A model of torch's own layers need not
-even run: while its ``settings`` are the same, its calls are.
+calls in order, with tensors numbered. A later pass of the same model on tensors of the same
+signature runs the model and compares each call: the same function, arguments and numbers. Then it
+reuses the template's rules, with its own tensors in them. At the first difference the pass is
+recorded instead. If only module ``settings`` matter, recorded calls are replayed without running
+the model.
 
-A template serves one pass at a time: it is taken out of the model's list and comes back, with no
-tensor left in it, when the pass is gone.
+A template serves one pass at a time: it is taken from the model's list and returned, without
+tensors, when the pass is deleted.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from lapkernels.curvature.recording.watch import Watch
 
 KeepsGraph = bool | Callable[[Graph], bool]
 
-# A pass starts while its caller still holds the one before, so two templates take turns.
+# Two templates alternate: a pass starts while its caller still holds the one before.
 TEMPLATES = 2
-# Kinds of inputs that are remembered for a model.
+# Signatures of inputs that are remembered for a model.
 KINDS = 8
 
 
 @dataclass(eq=False, slots=True)
 class Template:
-    """The calls of a pass and the graph of its way back.
+    """The calls of a pass and its graph.
 
     ``settings`` are those of the model, if nothing else can change its calls.
     """
@@ -53,7 +53,7 @@ class Template:
 
 
 class Lease:
-    """Held by a pass that uses a template; empties it and gives it back when the pass is gone."""
+    """Held by a pass that uses a template; empties and returns it when the pass is deleted."""
 
     def __init__(self, template: Template, home: list[Template]) -> None:
         self._template, self._home = template, home
@@ -78,11 +78,11 @@ def recorded(
     keep_graph: KeepsGraph = False,
     is_output: bool = False,
 ) -> Graph:
-    """Run the model on a batch, and the graph of the way back: replayed if it can be.
+    """The graph of the model on a batch, replayed if possible.
 
-    ``keep_graph`` says whether autograd's graph is kept, or of which repeated passes; new ones keep
-    it then. ``is_output`` says that ``select`` takes what the model returns as it is. The random
-    numbers of torch are left as they were; calls that are replayed draw none.
+    ``keep_graph`` says whether autograd's graph is kept, or for which replayed passes; new ones
+    keep it then. ``is_output``: ``select`` is the identity. torch's random state is restored;
+    replayed calls draw no random numbers.
     """
     args, kwargs = inputs
     home = None
@@ -103,7 +103,7 @@ def recorded(
 
 
 def _settings(subject: Subject) -> object:
-    """What a model's calls depend on, None if it may be more; unlike lists these never change."""
+    """The settings that determine a model's calls, as tuples; None if others may."""
     if len(set(map(id, subject.contents.buffers))) < len(subject.contents.buffers):
         return None
     found = _present_settings(subject)
@@ -122,7 +122,7 @@ def _present_settings(subject: Subject) -> tuple[Any, ...] | None:
 
 
 def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
-    """The free templates for tensors of these kinds."""
+    """The free templates for tensors of this signature."""
     parameters = subject.parameters
     tensors = (*inputs, *parameters.values(), *subject.contents.buffers)
     chosen = tuple([name in subject.chosen for name in parameters])
@@ -144,10 +144,10 @@ def _replayed(
     keep_graph: KeepsGraph,
     is_output: bool,
 ) -> Graph | None:
-    """The graph of a pass by a free template, None if the pass goes another way."""
+    """The graph of a pass by a free template, None if its calls differ."""
     try:
         template = home.pop()
-    except IndexError:  # none is free; asked first, another thread might take the last
+    except IndexError:  # none is free (another thread may take the last between test and pop)
         return None
     lease = Lease(template, home)
     keep = keep_graph if isinstance(keep_graph, bool) else keep_graph(template.graph)
@@ -172,7 +172,7 @@ def _replayed(
 
 
 def _repeated(calls: Calls, given: list[Tensor], keep_graph: bool) -> Tensor | None:
-    """The output of the calls on other tensors, None if some are of a kind of their own."""
+    """The output of the calls on other tensors, None if a result has another signature."""
     if any([type(tensor) is not Tensor for tensor in given]):
         return None
     with torch.set_grad_enabled(keep_graph):
@@ -184,7 +184,7 @@ def _repeated(calls: Calls, given: list[Tensor], keep_graph: bool) -> Tensor | N
 
 
 def _results(step: Step, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
-    """What a call makes of other tensors."""
+    """The results of a call on other tensors."""
     if step.function.run is not None:
         return step.function.run(*[filled(one, tensors) for one in step.given])
     args = [filled(one, tensors) for one in step.args]
@@ -200,14 +200,14 @@ def _watched(
     select: Callable[[Any], Any],
     keep_graph: bool,
 ) -> Tensor | None:
-    """The output of the model, None if it made other calls."""
+    """The output of the model, None if its calls differ."""
     watch = Replay(calls, given, keep_graph)
     try:
         output = run(subject, start, select, watch)
     except Different:
         return None
     except Exception:
-        # Such as a hook on a tensor that has no graph here; others come again.
+        # Such as a hook on a tensor without a graph; other errors recur when recorded.
         if keep_graph:
             raise
         return None
@@ -215,20 +215,20 @@ def _watched(
 
 
 def _keep(step: Step, tensors: Sequence[Tensor], detach: bool) -> None:
-    """Put the tensors of a call where its rule keeps them."""
+    """Store the tensors of a call in its rule."""
     for kept, index in step.kept:
         kept.tensor = tensors[index].detach() if detach else tensors[index]
 
 
 class Different(RuntimeError):
-    """A pass did not make the calls of the template."""
+    """The calls of a pass differ from the template's."""
 
 
 class Replay(Watch):
-    """Runs functions and compares them with the calls of a template, which gets their tensors.
+    """Compares the functions that a model calls with a template, and stores their tensors in it.
 
-    ``given`` are the tensors that a pass may start from, in the order of their numbers. Without
-    ``keep_graph`` autograd sees nothing of the pass, which is faster.
+    ``given`` are the tensors known at the start, in the order of their numbers. Without
+    ``keep_graph`` the pass runs without autograd, which is faster.
     """
 
     error = Different
@@ -239,7 +239,7 @@ class Replay(Watch):
         self._questions = QUESTIONS if keep_graph else QUESTIONS_WITHOUT_GRAPH
         self._steps = iter(calls.steps)
         self._order, self._output = calls.numbers, calls.output
-        # Held, so that an identity means one tensor only.
+        # Kept alive, so that an id means one tensor.
         self._tensors = list(given)
         self._numbers = dict(zip(map(id, given), calls.numbers, strict=False))
         self._versions = [version_of(tensor) for tensor in given]

@@ -1,4 +1,4 @@
-"""Running a model on a batch under a recorder, and leaving it as it was."""
+"""Running a model on a batch under a recorder."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from lapkernels.rules import Samples, follow
 
 @dataclass
 class Subject:
-    """A model, the parameters whose curvature is meant, and what is looked up in it once.
+    """A model, its chosen parameters, and what is looked up in it once.
 
-    It is ``watched`` op by op once shortcuts have missed something.
+    It is ``watched`` op by op if shortcuts have missed an op before.
     """
 
     contents: Contents
@@ -35,12 +35,12 @@ class Subject:
 
     @classmethod
     def of(cls, contents: Contents, chosen: dict[str, nn.Parameter]) -> Subject:
-        """Of a model that was looked up."""
+        """From the contents of a model."""
         return cls(contents, chosen, contents.parameters, Runner(contents))
 
     @property
     def model(self) -> nn.Module:
-        """The user's own."""
+        """The user's model."""
         return self.contents.model
 
 
@@ -55,8 +55,8 @@ def record(
     """Run the model on a batch and record it.
 
     ``inputs`` are positional and keyword arguments; all their tensors hold samples in dimension 0.
-    With ``keep_graph`` autograd's graph is kept, with ``edges`` also where it meets every op that
-    uses a weight.
+    With ``keep_graph`` autograd's graph is kept, with ``edges`` also its edge to every op that uses
+    a weight.
     """
     try:
         return _record(subject, inputs, select, False, edges, keep_graph)
@@ -72,7 +72,7 @@ def _record(
     edges: bool,
     keep_graph: bool,
 ) -> Trace:
-    # Only ops below autograd can tell where autograd meets them.
+    # Edges are known op by op only.
     if not subject.watched and not edges:
         try:
             return _trace(subject, inputs, select, place_fresh, edges, keep_graph)
@@ -114,7 +114,7 @@ def _trace(
         value = _output(recorder, output)
     recorder.notice_hooks()
     recorder.settle()
-    # Behind an op that only autograd knows, it cannot be told from the ops what is reached.
+    # Past an op that only autograd knows, the ops do not show what is reached.
     nodes = recorder.nodes if recorder.opaque else _reached(recorder.nodes, value)
     return Trace(
         count,
@@ -137,7 +137,7 @@ def unrecorded(
     select: Callable[[Any], Any],
     reason: str,
 ) -> Trace:
-    """A pass of one sample with autograd's graph and nothing else, and the reason for that."""
+    """A pass of one sample with autograd's graph alone, and the reason for that."""
     start = Start.of(subject, inputs)
     output = run(subject, start, select, nullcontext())
     value = Value(output.shape, output.dtype, follow(1, output.shape), output.requires_grad)
@@ -155,7 +155,7 @@ def unrecorded(
 
 @dataclass(frozen=True)
 class Start:
-    """What a pass starts from: copies of the inputs, and a leaf for each parameter."""
+    """The tensors a pass starts from: copies of the inputs, and a leaf for each parameter."""
 
     args: Any
     kwargs: Any
@@ -169,7 +169,7 @@ class Start:
         inputs: tuple[tuple[Any, ...], dict[str, Any]],
         keep_graph: bool = True,
     ) -> Start:
-        """Of a batch. With ``keep_graph`` leaves of the chosen parameters require a gradient."""
+        """Start of a batch. With ``keep_graph`` leaves of chosen parameters require a gradient."""
         args, kwargs = copied(inputs[0]), copied(inputs[1])
         leaves: dict[str, Tensor] = {}
         for name, parameter in subject.parameters.items():
@@ -189,13 +189,13 @@ def run(
     select: Callable[[Any], Any],
     watch: AbstractContextManager[Any],
 ) -> Tensor:
-    """The model's output, ``select``ed from what it returns, while something watches."""
+    """The model's output, ``select``ed from what it returns, run under ``mode``."""
     with torch.enable_grad(), plain_ops(subject.contents), watch:
         return select(subject.runner(start.args, start.kwargs, start.leaves))
 
 
 def _output(recorder: Recorder, output: Tensor) -> Value:
-    """What the output is; it must hold the samples in dimension 0."""
+    """The value of the output, which must hold the samples in dimension 0."""
     value = recorder.operand(output)
     if value.lost is not None:
         raise value.lost

@@ -1,9 +1,9 @@
-"""Running a user's model with other tensors in the place of its own, and leaving it as it was.
+"""Running a user's model with its tensors replaced, without changing it.
 
-What runs is a copy of the model's modules that shares all their tensors, so that whatever a
-``forward`` stores on ``self`` stays in the copy. Code may reach the modules themselves in another
-way, by a bound method or a closure: these show the other tensors too, to the running thread alone.
-So threads may run one model at the same time, and each sees its own tensors.
+What runs is a copy of the model's modules that shares their tensors, so whatever a ``forward``
+stores on ``self`` stays in the copy. Code may also reach the original modules, by a bound method or
+a closure: these have their tensors replaced for the running thread only. So several threads may run
+one model at the same time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lapkernels.curvature.errors import Refused
 
 
 class Runner:
-    """Runs one model, with values by the first names of its parameters or by names of buffers."""
+    """Runs one model with values by the first name of each parameter and by names of buffers."""
 
     def __init__(self, contents: Contents) -> None:
         self._contents = contents
@@ -34,14 +34,14 @@ class Runner:
 
     @property
     def paths(self) -> dict[int, str]:
-        """Names of modules by identity, of copies too."""
+        """Names of modules by id, copies included."""
         paths = self._contents.paths
         return paths | {id(copy): paths[key] for key, copy in self._copied().items()}
 
     def __call__(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Tensor]
     ) -> Any:
-        """What the model returns."""
+        """The model's outputs."""
         copies = self._copied()
         tables: list[tuple[nn.Module, str, dict[str, Any]]] = []
         for module, name, keys in self._contents.places:
@@ -63,7 +63,7 @@ class Runner:
                 raise
 
     def _check_traced(self, error: Exception) -> None:
-        """Refuse torch.cond and its like where that is why the model does not run."""
+        """Refuse torch.cond and similar where the model fails because of it."""
         paths, where, traced = self.paths, "", False
         for frame, _ in walk_tb(error.__traceback__):
             where = paths.get(id(frame.f_locals.get("self")), where)
@@ -75,7 +75,7 @@ class Runner:
             ) from error
 
     def _copied(self) -> dict[int, nn.Module]:
-        """The copy of each module by its identity."""
+        """The copy of each module by its id."""
         if not self._copies:
             for _, module in self._contents.modules:
                 if id(module) not in self._copies:
@@ -97,9 +97,9 @@ def call_model(
     kwargs: Mapping[str, Any],
     values: Mapping[str, Tensor] | None = None,
 ) -> Any:
-    """What a model returns for copies of its inputs, with ``values`` in place of its own tensors.
+    """The model's outputs for copies of its inputs, with ``values`` in place of its own tensors.
 
-    These are parameters and buffers by name; one name stands for all that a tied parameter has.
+    These are parameters and buffers by name; a tied parameter has one of its names.
     """
     contents, values = Contents.of(model), values or {}
     own = {contents.firsts.get(id(contents.aliases.get(k)), k): v for k, v in values.items()}
@@ -107,12 +107,12 @@ def call_model(
 
 
 def copied(inputs: Any) -> Any:
-    """Inputs that a model may write to."""
+    """Copies of inputs, which a model may write to."""
     return mapped(lambda x: x.detach().clone(), inputs)
 
 
 def _shallow(module: nn.Module) -> nn.Module:
-    """A module with the same attributes and tables of its own; scripted ones hold nothing here."""
+    """A copy of a module with its own tables; scripted ones are returned unchanged."""
     if isinstance(module, torch.jit.ScriptModule):
         return module
     copy = object.__new__(type(module))
@@ -123,7 +123,7 @@ def _shallow(module: nn.Module) -> nn.Module:
 
 
 class _Table(dict[str, Any]):
-    """A module's table of tensors, in which threads see entries of their own."""
+    """A module's table of tensors with entries by thread."""
 
     def __init__(self, plain: dict[str, Any]) -> None:
         super().__init__(plain)
@@ -163,7 +163,7 @@ _tables = Lock()
 
 @contextmanager
 def _shown(tables: list[tuple[nn.Module, str, dict[str, Any]]]) -> Iterator[None]:
-    """Modules show other entries of their tables to this thread."""
+    """Inside, this thread sees other entries in the modules' tables."""
     me = get_ident()
     changed: list[tuple[nn.Module, str, _Table, dict[str, Any] | None]] = []
     try:
@@ -188,7 +188,7 @@ def _shown(tables: list[tuple[nn.Module, str, dict[str, Any]]]) -> Iterator[None
 
 
 class _Setting:
-    """A setting of the whole process that holds while a thread needs it, and is given back then."""
+    """A setting of the whole process, restored when the last thread leaves it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
         self._make = make
@@ -227,7 +227,7 @@ def _without_fused_cells() -> Iterator[None]:
 _fused_layers_off = _Setting(_without_fused_layers)
 _fused_cells_off = _Setting(_without_fused_cells)
 _compiler_off = _Setting(lambda: torch.compiler.set_stance("force_eager"))
-# Fused attention is differentiated only once, and not forward.
+# Fused attention has no second derivative and no forward mode.
 plain_attention = _Setting(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
@@ -235,10 +235,10 @@ plain_attention = _Setting(lambda: sdpa_kernel(SDPBackend.MATH))
 def plain_ops(contents: Contents, *, fused_layers: bool = True) -> Iterator[None]:
     """The model runs op by op: nothing compiled, and no recurrent layer as one fused op.
 
-    These hide several results behind each other. ``fused_layers`` allows those of transformers.
+    Fused ops hide intermediate results. ``fused_layers`` allows those of transformers.
     """
     with ExitStack() as stack:
-        # Loading dynamo takes seconds; where it is not, nothing is compiled.
+        # Loading dynamo takes seconds; unless it is loaded, nothing is compiled.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_compiler_off)
         if contents.recurrent:

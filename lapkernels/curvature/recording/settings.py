@@ -1,8 +1,8 @@
-"""What models of torch's own layers call depends on: settings, and nothing that has to be run.
+"""Models whose calls depend on module settings alone, so that they are replayed without running.
 
-The ``forward`` of these layers reads its input, the layer's parameters and buffers, and the
-attributes that the class names as its ``__constants__``; a ``Sequential`` calls one layer after the
-other. A model with hooks, with methods of its own or with any other module may do anything.
+The ``forward`` of torch's own layers reads its input, the layer's parameters and buffers, and the
+attributes that the class names as its ``__constants__``; a ``Sequential`` calls its layers in
+order. A model with hooks, overridden methods or any other module may do anything.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LAYERS: tuple[type[nn.Module], ...] = (
     *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.Upsample),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
 )
-# The methods that run when such a layer is called.
+# The methods that a call of such a layer runs.
 _METHODS = ("forward", "_conv_forward", "_output_padding", "_check_input_dim", "__iter__")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _hooks = attrgetter(*_HOOKS)
@@ -45,11 +45,8 @@ _READERS: dict[type[nn.Module], tuple[_Read, Any, _Read]] = {
 
 
 def settings_of(modules: Iterable[nn.Module]) -> list[Any] | None:
-    """All that the calls of a model with these modules depend on, in the order of their paths.
-
-    None if that may be more than settings.
-    """
-    # Hooks on all modules of the process. Where torch has none of that name, there may be others.
+    """All settings of these modules, in the order of their paths; None if other things matter."""
+    # Global module hooks. If torch lacks one of these names, there may be others.
     if any([getattr(every_module, f"_global{name}", True) for name in _HOOKS]):
         return None
     found: list[Any] = []

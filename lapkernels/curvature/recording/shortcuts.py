@@ -1,10 +1,9 @@
-"""Recording the functions that a model calls where these are known to be one op of torch.
+"""Recording functions that a model calls and that are known to be one op of torch.
 
-Watching every op below autograd costs far more than a small op itself. A function in ``FUNCTIONS``
-is run as it is and its op noted at once; every other one runs watched by the recorder, so that both
-make one and the same record. What torch runs without a call of Python's, such as a compiled
-function, is not seen here. It leaves its trace, a tensor that no function has made or a write that
-no function did: ``Unseen`` is raised, and the whole pass is to be watched.
+Recording every op below autograd costs far more than a small op itself. A function in ``FUNCTIONS``
+is run and its op recorded at once; every other one runs under the recorder, so that both make the
+same record. Compiled functions bypass these hooks; an unknown tensor or write raises ``Unseen``,
+and the whole pass is recorded op by op.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from lapkernels.curvature.recording.watch import Watch
 
 
 class Unseen(RuntimeError):
-    """Something was computed that no function of torch was called for."""
+    """A tensor or a write that no hooked function made."""
 
 
 class Shortcuts(Watch):
-    """Sees every function of torch.
+    """A mode that sees every torch function.
 
     ``given`` are the tensors that a pass starts from, the first of them known to the recorder; the
     others are constants that a model may read.
@@ -110,7 +109,7 @@ class Shortcuts(Watch):
         return out
 
     def _note_kept(self, first: int) -> None:
-        """Note which tensors the rule of the last call keeps, and where."""
+        """Record which tensors the rule of the last call saves, and where."""
         if self._steps is None:
             return
         for kept, tensor in self._recorder.memory.kept_since(first):
@@ -121,7 +120,7 @@ class Shortcuts(Watch):
             self._steps[-1].kept.append((kept, number.index))
 
     def calls(self, output: Tensor) -> Calls | None:
-        """All calls of a pass with this output, if they can be repeated."""
+        """All calls of a pass with this output, if they can be replayed."""
         if self._steps is None:
             return None
         return Calls(self._steps, self._order, self._numbers[id(output)].index)
@@ -135,19 +134,19 @@ class Shortcuts(Watch):
         with recorder:
             out = func(*args, **kwargs)
         if recorder.has_met_unknown:
-            # What autograd kept of ops inside a function, such as a transposed weight.
+            # Saved by autograd inside a function, such as a transposed weight.
             self.fail()
         self._note_versions(0 if recorder.has_written else known)
         recorder.has_written = False
         return out
 
     def _note_versions(self, first: int) -> None:
-        """Note the state of all tensors but the ``first`` that became known."""
+        """Record the versions of all known tensors but the ``first``."""
         for key, (_, tensor) in islice(self._recorder.values.items(), first, None):
             self._versions[key] = version_of(tensor)
 
     def check(self, tensor: Tensor) -> None:
-        """Raise ``Unseen`` unless a tensor, as it is, was made by functions that were seen."""
+        """Raise ``Unseen`` unless hooked functions made the tensor's present values."""
         key = id(tensor)
         version = self._versions.get(key)
         if version is None and key in self._constants:
@@ -157,14 +156,14 @@ class Shortcuts(Watch):
 
 
 def _is_plain(name: str, tensors: list[Tensor], values: list[Value]) -> bool:
-    """Whether torch runs this op on these tensors and nothing else before or after it."""
+    """Whether torch runs this op on these tensors and no other op with it."""
     for tensor in tensors:
         if type(tensor) is not Tensor:
             return False
     if torch.is_autocast_enabled(tensors[0].device.type):
         return False
     if name in ("aten::linear", "aten::convolution"):
-        # Only data times a weight; whatever else may stand here is for the ops inside.
+        # Data times a weight; anything else is recorded op by op.
         data, *weights = values
         return data.samples is not None and all(value.samples is None for value in weights)
     return True

@@ -1,7 +1,7 @@
-"""Functions that come down to one op of torch, known without watching torch run them.
+"""torch functions that are one op, with the translation of their arguments into the op's.
 
-An entry translates the arguments of a call into those of the op, or says that this call comes down
-to something else, which is then watched. Watching finds the very same op, only later.
+An entry returns None for a call that is not this one op; such a call is recorded op by op, with the
+same result.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ class Function:
 
     @classmethod
     def of(cls, op: Any, arguments: Callable[..., Arguments], **options: Any) -> Function:
-        """A function that comes down to an overload of an op."""
+        """A function that is an overload of an op."""
         return cls(op._schema.name, op, arguments, **options)
 
 
 def _list(value: Any, dims: int) -> list[int]:
-    """A size as ops take it; one number stands for all dimensions."""
+    """A size as a list, from one number for all dimensions or a sequence."""
     return [value] * dims if isinstance(value, int) else list(value)
 
 
@@ -114,7 +114,7 @@ def _relu6(input: Tensor, inplace: bool = False) -> Arguments:
 
 
 def _selu(input: Tensor, inplace: bool = False) -> Arguments:
-    # An elu with these numbers, alpha and scale, in torch itself.
+    # torch runs selu as an elu with this alpha and scale.
     return None if inplace else (input, 1.6732632423543772, 1.0507009873554805)
 
 
@@ -311,7 +311,7 @@ def _nearest(
 
 
 def _run_nearest(x: Tensor, size: Sequence[int], scale: float, _: float) -> tuple[Tensor, ...]:
-    # Copies side by side are written faster than torch looks them up.
+    # Copying side by side is faster than torch's gather.
     copies = int(scale)
     if copies == scale and 1 < copies <= 4 and x.is_cpu and x.is_contiguous():
         for dim in (3, 2):
@@ -429,7 +429,7 @@ def _answers(*names: str) -> frozenset[Any]:
     return frozenset(getattr(Tensor, name).__get__ for name in names)
 
 
-# What tells something about a tensor and makes none; without a graph some answers are others.
+# Queries that make no tensor; without a graph some answers differ.
 QUESTIONS_WITHOUT_GRAPH = frozenset(
     {
         *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_contiguous),

@@ -1,4 +1,4 @@
-"""Watching the functions of torch that a model calls, until something is not as expected."""
+"""A mode over the torch functions that a model calls, which can abort the run."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Watch(TorchFunctionMode):
-    """A mode that can give up: ``error`` comes out of it, whatever the model makes of it."""
+    """A mode that can abort: ``error`` is raised on exit, whatever the model does with it."""
 
     error: type[RuntimeError]
 
@@ -17,12 +17,12 @@ class Watch(TorchFunctionMode):
         self._failed = False
 
     def fail(self) -> NoReturn:
-        """Give up."""
+        """Abort the run with this error."""
         self._failed = True
         raise self.error
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
         super().__exit__(kind, error, trace)
-        # The model may have caught the error, or made another of it.
+        # The model may have caught or replaced the error.
         if self._failed and not isinstance(error, self.error):
             raise self.error from error
