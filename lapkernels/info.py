@@ -17,7 +17,7 @@ import lapkernels
 from lapkernels.kernels import NATIVE, OpReport, current_backend, report, simd_level, triton
 from lapkernels.kernels.native import build_record, cuda_ops
 from lapkernels.kernels.selector import BY_SHAPE
-from lapkernels.ops import OPS
+from lapkernels.ops import OPS, serving
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,10 +32,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(argv)
     rows = report(sorted(OPS))
     if arguments.json:
-        found = {"facts": facts(), "ops": [asdict(row) for row in rows], "sizes": BY_SHAPE}
+        found = {"facts": facts(), "ops": [asdict(row) for row in rows], "choices": choices()}
         print(json.dumps(found, indent=2))
     else:
-        print("\n".join([*aligned(facts()), "", *op_table(rows), "", *shape_table()]))
+        tables = [*aligned(facts()), "", *op_table(rows), "", *shape_table(), "", *choice_table()]
+        print("\n".join(tables))
     if arguments.require is not None:
         check_served(rows, arguments.require)
 
@@ -88,8 +89,20 @@ def _triton() -> str:
 
 
 def shape_table() -> list[str]:
-    """Ops that a backend serves at some sizes only; the next one in line serves the others."""
-    return _in_columns([("does not serve", "op", "where sizes decide"), *BY_SHAPE])
+    """What a backend cannot do though it has the op: the next one in line serves that."""
+    return _in_columns([("does not serve", "op", "where"), *BY_SHAPE])
+
+
+def choices() -> list[dict[str, str]]:
+    """What serves where sizes decide: the rows of ``ops.serving.TABLE``."""
+    columns = ("ops", "by", "where", "measured")
+    return [{name: getattr(row, name) for name in columns} for row in serving.TABLE.values()]
+
+
+def choice_table() -> list[str]:
+    """One line for each of them."""
+    head = ("op", "under auto served by", "where", "measured on")
+    return _in_columns([head, *[tuple(row.values()) for row in choices()]])
 
 
 def op_table(rows: list[OpReport]) -> list[str]:

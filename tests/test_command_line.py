@@ -31,7 +31,7 @@ def test_as_a_process() -> None:
     failing = run("info", "--json", "--require", "nothing")
     assert failing.returncode == 1
     assert "the backend 'nothing' does not serve" in failing.stderr
-    assert set(json.loads(failing.stdout)) == {"facts", "ops", "sizes"}
+    assert set(json.loads(failing.stdout)) == {"facts", "ops", "choices"}
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

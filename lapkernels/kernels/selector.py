@@ -56,12 +56,11 @@ _ASKED = {
     for device in ("cpu", "cuda")
 }
 
-# Where sizes decide, and not the table of ops alone: (backends that do not serve, ops, when).
+# What backends cannot do though they have the op: (backends, ops, when).
 BY_SHAPE = (
     ("cpp, cuda, triton", "all", "a tensor is empty, or the call is inside torch.func"),
     ("triton", "jacobian_*", "both tensors depend on the column"),
     ("cuda", "jacobian_gram", "both tensors depend on the column"),
-    ("all, under auto", "those with a library route", "torch's own product is faster at that size"),
 )
 
 HOW_TO_COMPILE = (

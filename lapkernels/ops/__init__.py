@@ -1,11 +1,11 @@
 """The kernel API: one file an op, with its formula, schema, reference and gradient."""
 
-from lapkernels.ops._library import OPS
-from lapkernels.ops._zeros import can_skip_zeros, mostly_zero
+from lapkernels.ops.base.geometry import Geometry
+from lapkernels.ops.base.registration import OPS
+from lapkernels.ops.base.zeros import can_skip_zeros, mostly_zero
 from lapkernels.ops.conv_input import conv_input
 from lapkernels.ops.conv_weight import conv_weight
 from lapkernels.ops.gaussian_kl import gaussian_kl
-from lapkernels.ops.geometry import Geometry
 from lapkernels.ops.jacobian import jacobian
 from lapkernels.ops.jacobian_gram import jacobian_gram, jacobian_gram_bias
 from lapkernels.ops.jacobian_squared_dot import jacobian_squared_dot, jacobian_squared_dot_bias

@@ -8,20 +8,20 @@ The transpose of a transposed convolution is a convolution.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.ops._correlation import library_input
-from lapkernels.ops._library import kernel_for, register
-from lapkernels.ops.geometry import (
+from lapkernels.ops import serving
+from lapkernels.ops.base.correlation import library_input
+from lapkernels.ops.base.geometry import (
     Geometry,
     check_rank,
     check_real,
     check_same,
     once_per_size,
 )
+from lapkernels.ops.base.registration import kernel_for, register
 
 CONV = (F.conv1d, F.conv2d, F.conv3d)
 CONV_TRANSPOSE = (F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d)
@@ -36,7 +36,7 @@ def conv_input(s: Tensor, weight: Tensor, input_size: Sequence[int], geometry: G
     check_rank("s", s.shape, geometry, 1)
     geometry.check_pair(tuple(input_size), tuple(s.shape[2:]))
     arguments = (s, weight, list(input_size), *geometry.arguments, geometry.transposed)
-    ours = not library_is_faster(weight.shape, geometry.groups)
+    ours = not serving.conv_input_by_library(weight.shape, geometry.groups)
     run = CONV_INPUT if ours and kernel_for("conv_input", [s, weight]) else _reference
     return run(*arguments)
 
@@ -84,18 +84,6 @@ def _output_padding(
     )
     fits = all(0 <= e < max(pair) for e, *pair in zip(extra, stride, dilation, strict=True))
     return extra if fits else None
-
-
-@once_per_size
-def library_is_faster(weight: Sequence[int], groups: int) -> bool:
-    """Where torch's convolution comes near the machine's peak: measured, not derived.
-
-    ``weight`` is the shape [A, B / groups, *k].
-    """
-    rows, columns, *kernel = weight[0] // groups, *weight[1:]
-    if prod(kernel) == 1 or rows == columns == 1 < groups:
-        return True
-    return min(rows, columns) > 8 and rows * columns * prod(kernel) >= 2048
 
 
 def _reference(

@@ -6,20 +6,20 @@ r"""The gradient of a layer's weight: its Jacobian times one column, summed over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import (
+from lapkernels.ops import serving
+from lapkernels.ops.base.correlation import (
     ARGUMENTS,
     canonical,
     library_input,
     weight_like,
     weight_shape,
 )
-from lapkernels.ops._library import kernel_for, register
-from lapkernels.ops.geometry import Geometry, check_rank
+from lapkernels.ops.base.geometry import Geometry, check_rank
+from lapkernels.ops.base.registration import kernel_for, register
 
 _backward = torch.ops.aten.convolution_backward.default
 
@@ -32,14 +32,10 @@ def conv_weight(s: Tensor, x: Tensor, geometry: Geometry) -> Tensor:
     check_rank("s", s.shape, geometry, 1)
     arguments = canonical(s.unsqueeze(0), x, geometry)
     small, large, kernel_size, *_, groups = arguments
-    ours = not weight_by_library(small.shape[2], large.shape[2], kernel_size, groups)
+    sizes = (small.shape[2], large.shape[2], kernel_size, groups)
+    ours = not serving.conv_weight_by_library(*sizes)
     run = CONV_WEIGHT if ours and kernel_for("conv_weight", [small, large]) else weight_gradient
     return weight_like(run(*arguments), geometry)
-
-
-def weight_by_library(rows: int, channels: int, kernel_size: Sequence[int], groups: int) -> bool:
-    """Where torch's convolution is faster: kernels of one entry, and groups of one channel."""
-    return prod(kernel_size) == 1 or rows == channels == groups > 1
 
 
 def weight_gradient(

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops._lists import check_lists
+from lapkernels.ops.base.parameter_lists import check_lists
+from lapkernels.ops.base.registration import register
 
 
 def gaussian_kl(mean: Sequence[Tensor], log_sigma: Sequence[Tensor], prior_sigma: float) -> Tensor:

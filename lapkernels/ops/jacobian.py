@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapkernels.ops._correlation import canonical
-from lapkernels.ops._correlation import jacobian as _jacobian
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.base.correlation import canonical
+from lapkernels.ops.base.correlation import jacobian as _jacobian
+from lapkernels.ops.base.geometry import Geometry
 
 
 def jacobian(s: Tensor, x: Tensor, geometry: Geometry) -> Tensor:

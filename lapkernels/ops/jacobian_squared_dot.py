@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import (
+from lapkernels.ops.base.correlation import (
     ARGUMENTS,
     canonical,
     column_count,
@@ -19,10 +19,10 @@ from lapkernels.ops._correlation import (
     position_sums,
     weight_shape,
 )
-from lapkernels.ops._library import register
-from lapkernels.ops._one_position import outer_factors, squared_dot
-from lapkernels.ops._squared_backward import squared_backward
-from lapkernels.ops.geometry import Geometry, check_same, check_shape
+from lapkernels.ops.base.geometry import Geometry, check_same, check_shape
+from lapkernels.ops.base.matrix_products import outer_factors, squared_dot
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.squared_backward import squared_backward
 
 
 def jacobian_squared_dot(

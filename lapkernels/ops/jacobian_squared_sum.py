@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lapkernels.ops._correlation import (
+from lapkernels.ops.base.correlation import (
     ARGUMENTS,
     canonical,
     is_pointwise,
@@ -23,11 +23,10 @@ from lapkernels.ops._correlation import (
     weight_like,
     weight_shape,
 )
-from lapkernels.ops._few_columns import squared_sum_of_few
-from lapkernels.ops._library import register
-from lapkernels.ops._one_position import outer_factors, squared_sum
-from lapkernels.ops._squared_backward import squared_backward
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.base.geometry import Geometry
+from lapkernels.ops.base.matrix_products import outer_factors, squared_sum, squared_sum_of_few
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.squared_backward import squared_backward
 
 
 def jacobian_squared_sum(

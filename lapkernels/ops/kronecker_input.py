@@ -13,11 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import is_pointwise, pad_input
-from lapkernels.ops._library import register
-from lapkernels.ops._patches import patches
-from lapkernels.ops._second_moments import moments_by_library
-from lapkernels.ops.geometry import (
+from lapkernels.ops.base.correlation import is_pointwise, pad_input
+from lapkernels.ops.base.geometry import (
     Geometry,
     channels_first,
     check_groups,
@@ -25,6 +22,9 @@ from lapkernels.ops.geometry import (
     check_real,
     once_per_size,
 )
+from lapkernels.ops.base.matrix_products import moments_by_library
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.unfolded import patches
 
 
 def kronecker_input(

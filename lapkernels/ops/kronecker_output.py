@@ -10,9 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops._second_moments import moments_by_library
-from lapkernels.ops.geometry import (
+from lapkernels.ops.base.geometry import (
     Geometry,
     channel_count,
     channels_first,
@@ -21,6 +19,8 @@ from lapkernels.ops.geometry import (
     check_real,
     once_per_size,
 )
+from lapkernels.ops.base.matrix_products import moments_by_library
+from lapkernels.ops.base.registration import register
 
 
 def kronecker_output(

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from lapkernels.ops._library import kernel_for, register_list_update
+from lapkernels.ops.base.geometry import Geometry, once_per_size
+from lapkernels.ops.base.registration import kernel_for, register_list_update
 from lapkernels.ops.conv_input import CONV_INPUT
 from lapkernels.ops.conv_weight import CONV_WEIGHT
-from lapkernels.ops.geometry import Geometry, once_per_size
 from lapkernels.ops.squared_derivative import ACTIVATIONS, derivative
 
 

@@ -10,11 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lapkernels.kernels import compiled
-from lapkernels.ops._library import kernel_for
-from lapkernels.ops._routes import needs_graph
-
-# Entries below which the way to the kernel costs more than it saves.
-LEAST = 1 << 15
+from lapkernels.ops import serving
+from lapkernels.ops.base.registration import kernel_for, needs_graph
 
 
 def max_pool2d(
@@ -74,10 +71,9 @@ def _output_size(
     """Spatial size of the result if the kernel is to make it; None for torch to serve."""
     if (
         x.dim() != 4
-        or x.numel() < LEAST
         or not x.is_contiguous()
-        # Rows of a few entries leave vectors empty.
-        or not 64 <= x.shape[2] * x.shape[3] < 1 << 31
+        or x.shape[2] * x.shape[3] >= 1 << 31
+        or not serving.max_pool_by_kernel(x.numel(), x.shape[2] * x.shape[3])
         or not kernel_for("max_pool", [x])
     ):
         return None

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops._library import accumulate, register_list_update
-from lapkernels.ops._lists import check_lists
+from lapkernels.ops.base.parameter_lists import check_lists
+from lapkernels.ops.base.registration import accumulate, register_list_update
 
 
 def precision_update(

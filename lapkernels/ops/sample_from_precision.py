@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register_list_update
-from lapkernels.ops._lists import check_lists
+from lapkernels.ops.base.parameter_lists import check_lists
+from lapkernels.ops.base.registration import register_list_update
 
 
 def sample_from_precision(

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops.chunks import row_chunks
-from lapkernels.ops.geometry import check_same, check_shape
-
-# Rows that are multiplied together: large enough for a matrix product, small enough to skip zeros.
-BLOCK = 64
+from lapkernels.ops import serving
+from lapkernels.ops.base.chunks import row_chunks
+from lapkernels.ops.base.geometry import check_same, check_shape
+from lapkernels.ops.base.registration import register
 
 
 def scaled_product(
@@ -47,17 +45,18 @@ def banded_product(rows: Tensor, matrix: Tensor) -> Tensor:
 
     Unit columns have such zeros, and the triangular factor of a QR decomposition.
     """
-    bands = _bands(rows) if len(rows) > BLOCK else []
-    if 4 * sum(last - first for first, last in bands) >= 3 * len(bands) * rows.shape[1]:
+    bands = _bands(rows) if len(rows) > serving.BLOCK else []
+    kept = sum(last - first for first, last in bands)
+    if not serving.band_multiplied(kept, len(bands) * rows.shape[1]):
         return rows @ matrix
-    parts = zip(rows.split(BLOCK), bands, strict=True)
+    parts = zip(rows.split(serving.BLOCK), bands, strict=True)
     return torch.cat([part[:, first:last] @ matrix[first:last] for part, (first, last) in parts])
 
 
 def _bands(rows: Tensor) -> list[tuple[int, int]]:
     """First and last + 1 of the features that are not zero in each block of rows."""
     sizes = rows.detach().abs()
-    blocks = [part.amax(0).nonzero().flatten() for part in sizes.split(BLOCK)]
+    blocks = [part.amax(0).nonzero().flatten() for part in sizes.split(serving.BLOCK)]
     return [(int(live[0]), int(live[-1]) + 1) if len(live) else (0, 0) for live in blocks]
 
 

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops._zeros import check_plain
+from lapkernels.ops.base.geometry import Geometry, check_rank, check_real, check_same, check_shape
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.zeros import check_plain
 from lapkernels.ops.conv_input import transpose
-from lapkernels.ops.geometry import Geometry, check_rank, check_real, check_same, check_shape
 
 
 def sparse_conv_input(

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops._correlation import ARGUMENTS, canonical, squared_jacobian, weight_shape
-from lapkernels.ops._library import register
-from lapkernels.ops._squared_backward import squared_backward
-from lapkernels.ops._zeros import check_plain
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops.base.correlation import ARGUMENTS, canonical, squared_jacobian, weight_shape
+from lapkernels.ops.base.geometry import Geometry
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.squared_backward import squared_backward
+from lapkernels.ops.base.zeros import check_plain
 
 
 def sparse_squared_sum(

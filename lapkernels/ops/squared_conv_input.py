@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from lapkernels.kernels import compiled
-from lapkernels.ops._correlation import is_pointwise
-from lapkernels.ops._library import accumulate, check_out, register
-from lapkernels.ops._padding import fold_padding
-from lapkernels.ops.conv_input import CONV_INPUT
-from lapkernels.ops.geometry import (
+from lapkernels.ops import serving
+from lapkernels.ops.base.correlation import is_pointwise
+from lapkernels.ops.base.geometry import (
     Geometry,
     channel_count,
     channels_first,
@@ -32,6 +30,9 @@ from lapkernels.ops.geometry import (
     once_per_size,
     spatial_size,
 )
+from lapkernels.ops.base.padding import fold_padding
+from lapkernels.ops.base.registration import accumulate, check_out, register
+from lapkernels.ops.conv_input import CONV_INPUT
 from lapkernels.ops.squared_derivative import check_activation, derivative_squared
 
 
@@ -133,18 +134,6 @@ def _reference(
     return value if z is None else value * derivative_squared(z, activation, slope)
 
 
-def _library_is_faster(
-    weight: Tensor, stride: Sequence[int], groups: int, transposed: bool
-) -> bool:
-    """Where torch's convolution takes less time: measured, not derived."""
-    rows, columns = weight.shape[0] // groups, weight.shape[1]
-    if groups > 1:
-        return rows == columns == 1
-    # A kernel's results with a stride are scattered, phase by phase.
-    scattered = max(stride) > 1 and not transposed
-    return scattered and min(rows, columns) > 8 and weight.dtype == torch.float32
-
-
 def _library(
     m: Tensor,
     weight: Tensor,
@@ -158,11 +147,13 @@ def _library(
     activation: str,
     slope: float,
 ) -> Tensor | None:
-    if is_pointwise(weight.shape[2:], stride, padding, groups):
+    sizes = (weight.shape, stride, groups, transposed, weight.dtype)
+    pointwise = is_pointwise(weight.shape[2:], stride, padding, groups)
+    if serving.matrix_product_by_library(pointwise):
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    elif _library_is_faster(weight, stride, groups, transposed):
+    elif serving.squared_conv_input_by_library(*sizes):
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = CONV_INPUT.reference(m, weight.square(), *taps)
     else:

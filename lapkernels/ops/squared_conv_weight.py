@@ -10,7 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import (
+from lapkernels.ops import serving
+from lapkernels.ops.base.correlation import (
     ARGUMENTS,
     canonical,
     is_pointwise,
@@ -18,9 +19,9 @@ from lapkernels.ops._correlation import (
     weight_like,
     weight_shape,
 )
-from lapkernels.ops._library import register
-from lapkernels.ops.conv_weight import weight_by_library, weight_gradient
-from lapkernels.ops.geometry import Geometry, channels_first, check_rank, check_real
+from lapkernels.ops.base.geometry import Geometry, channels_first, check_rank, check_real
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.conv_weight import weight_gradient
 
 
 def squared_conv_weight(
@@ -74,13 +75,13 @@ def _library(
     groups: int,
     square_small: bool,
 ) -> Tensor | None:
-    if is_pointwise(kernel_size, stride, padding, groups):
+    if serving.matrix_product_by_library(is_pointwise(kernel_size, stride, padding, groups)):
         a, b = small[0].flatten(2), large[0].flatten(2)
         a, b = (a.square(), b) if square_small else (a, b.square())
         return torch.einsum("nat,nbt->ab", a, b).reshape(
             weight_shape(small, large, kernel_size, groups)
         )
-    if weight_by_library(small.shape[2], large.shape[2], kernel_size, groups):
+    if serving.conv_weight_by_library(small.shape[2], large.shape[2], kernel_size, groups):
         taps = (kernel_size, stride, padding, dilation, groups, square_small)
         return _reference(small, large, *taps)
     return None

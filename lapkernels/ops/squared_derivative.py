@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops.geometry import check_same, check_shape
+from lapkernels.ops.base.geometry import check_same, check_shape
+from lapkernels.ops.base.registration import register
 
 aten = torch.ops.aten
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops._lists import check_lists
+from lapkernels.ops.base.parameter_lists import check_lists
+from lapkernels.ops.base.registration import register
 
 
 def squared_gradient_sum(gradient: Sequence[Tensor], log_sigma: Sequence[Tensor]) -> Tensor:

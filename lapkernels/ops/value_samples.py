@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import kernel_for
+from lapkernels.ops.base.registration import kernel_for
 
 # So many stretches of so many values. Single values would each be a line of memory to fetch.
 COUNT, LENGTH = 8, 8

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lapkernels.ops._library import register
-from lapkernels.ops._windows import (
+from lapkernels.ops.base.geometry import check_groups, check_same, check_shape
+from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.windows import (
     PLACES,
     check_places,
     check_window,
@@ -32,7 +33,6 @@ from lapkernels.ops._windows import (
     taken,
     tap_starts,
 )
-from lapkernels.ops.geometry import check_groups, check_same, check_shape
 
 
 def window_pull(

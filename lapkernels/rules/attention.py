@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops.chunks import slices
+from lapkernels.ops.base.chunks import slices
 from lapkernels.rules.normalization import only
 from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.samples import MixesSamples, Samples

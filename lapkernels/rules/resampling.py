@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.ops import serving
 from lapkernels.rules.pooling import fold, window_dims
 from lapkernels.rules.rule import Call, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.samples import along
@@ -29,8 +30,6 @@ _LINEAR = {
     **{"aten::_upsample_bilinear2d_aa": 2, "aten::_upsample_bicubic2d_aa": 2},
 }
 _SPATIAL = {**_NEAREST, **_LINEAR}
-# Of an entry along one dimension, up to which adding them is faster than torch's transpose.
-MOST_COPIES = 4
 
 
 class Resize(Rule):
@@ -74,7 +73,7 @@ class Nearest(Resize):
         given = [factors, args or [None] * self.spatial, self.size, x.shape[2:]]
         self.factors = factors
         self.is_whole = all(
-            out == factor * n and scale in (None, factor) and factor <= MOST_COPIES
+            out == factor * n and scale in (None, factor) and serving.copies_stacked(factor)
             for factor, scale, out, n in zip(*given, strict=True)
         )
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
-from lapkernels.ops.chunks import jacobian_chunks, row_chunks, slices
+from lapkernels.ops.base.chunks import jacobian_chunks, row_chunks, slices
 from lapkernels.rules.choices import skips_zeros
 from lapkernels.rules.samples import Samples, per_sample, spread, units
 

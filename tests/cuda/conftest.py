@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lapkernels import use_backend
 from lapkernels.kernels import current_backend
-from lapkernels.ops import _library
+from lapkernels.ops.base import registration
 from tests.cuda import build
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
@@ -50,7 +50,7 @@ def target(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
             yield Target("gpu", lambda tensor: tensor.cuda())
         return
     request.getfixturevalue("emulation")
-    monkeypatch.setattr(_library, "compiled", _emulated_op)
+    monkeypatch.setattr(registration, "compiled", _emulated_op)
     with use_backend("cpp"):
         yield Target("emulated", lambda tensor: tensor)
 

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from lapkernels import ops, use_backend
 from lapkernels.kernels.native import native_op
-from lapkernels.ops import OPS, _library
+from lapkernels.ops import OPS
+from lapkernels.ops.base import registration
 from lapkernels.ops.conv_input import CONV_INPUT
 from tests.ops.cases import FEW, draw
 from tests.ops.operations import WITH_OUT
@@ -35,7 +36,7 @@ Calls = dict[str, list[tuple[Any, ...]]]
 def record() -> Calls:
     """Arguments with which the package itself calls the compiled ops."""
     calls: Calls = {name: [] for name in OPS}
-    real: Callable[..., Any] = _library.compiled
+    real: Callable[..., Any] = registration.compiled
 
     def recording(name: str, *tensors: Any, **keywords: Any) -> Any:
         kernel = real(name, *tensors, **keywords)
@@ -46,7 +47,7 @@ def record() -> Calls:
 
         return run if kernel is not None else None
 
-    _library.compiled = recording  # type: ignore[assignment]
+    registration.compiled = recording  # type: ignore[assignment]
     with use_backend("cpp"):
         for layer in FEW:
             for operation in WITH_OUT:
@@ -74,7 +75,7 @@ def record() -> Calls:
         ops.squared_gradient_sum(numbers, numbers)
         ops.precision_update([n.clone() for n in numbers], numbers, 0.5)
         ops.sample_from_precision(numbers, numbers)
-    _library.compiled = real
+    registration.compiled = real
     assert all(calls.values()), "an op was never called"
     return calls
 

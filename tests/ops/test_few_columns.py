@@ -8,7 +8,9 @@ from torch import Tensor
 
 from lapkernels import use_backend
 from lapkernels.ops import Geometry, jacobian_squared_sum
-from lapkernels.ops._few_columns import CHUNK, COLUMNS, MOST, squared_sum_of_few
+from lapkernels.ops.base.matrix_products import CHUNK, squared_sum_of_few
+from lapkernels.ops.serving import FEW_COLUMNS as COLUMNS
+from lapkernels.ops.serving import JACOBIAN as MOST
 from tests.ops.compare import assert_same
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from lapkernels.ops import Geometry
-from lapkernels.ops.geometry import channels_first
+from lapkernels.ops.base.geometry import channels_first
 from tests.ops.cases import LAYERS, Layer, over
 
 

@@ -13,7 +13,7 @@ from lapkernels import ops
 from lapkernels.kernels import NATIVE
 from lapkernels.kernels.native import native_op
 from lapkernels.ops import OPS, Geometry
-from lapkernels.ops._library import ListUpdate, Op
+from lapkernels.ops.base.registration import ListUpdate, Op
 from tests.ops.cases import FEW, Data, draw
 
 MUST_BE_BUILT = any(

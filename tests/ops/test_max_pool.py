@@ -26,7 +26,7 @@ SIZES = [(9, 9), (16, 33), (5, 70), (31, 6)]
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tensors go to the kernel too."""
-    monkeypatch.setattr("lapkernels.ops.max_pool.LEAST", 1)
+    monkeypatch.setattr("lapkernels.ops.serving.POOLED", 1)
 
 
 def draw(size: tuple[int, int], dtype: torch.dtype) -> Tensor:
@@ -75,7 +75,7 @@ def test_what_the_kernel_serves(monkeypatch: pytest.MonkeyPatch) -> None:
         assert _output_size(x, [3, 3], [2, 2], [2, 2], [1, 1], False) is None
     with use_backend("reference"):
         assert _output_size(x, *windows, False) is None
-    monkeypatch.setattr("lapkernels.ops.max_pool.LEAST", x.numel() + 1)
+    monkeypatch.setattr("lapkernels.ops.serving.POOLED", x.numel() + 1)
     with use_backend("cpp"):
         assert _output_size(x, *windows, False) is None
 

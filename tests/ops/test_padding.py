@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from lapkernels import ops
-from lapkernels.ops._padding import fold_padding
+from lapkernels.ops.base.padding import fold_padding
 from tests.ops import oracle
 from tests.ops.cases import Layer, draw, over
 from tests.ops.compare import assert_same

@@ -11,7 +11,8 @@ from torch.autograd import gradcheck
 
 from lapkernels import use_backend
 from lapkernels.ops import scaled_product
-from lapkernels.ops.scaled_product import BLOCK, banded_product
+from lapkernels.ops.scaled_product import banded_product
+from lapkernels.ops.serving import BLOCK
 from tests.ops.compare import assert_within
 
 # V, N, F, J: one of each, none, odd, and beyond blocks, panels and depth.

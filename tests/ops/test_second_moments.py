@@ -8,7 +8,11 @@ from torch import Tensor
 
 from lapkernels import ops, use_backend
 from lapkernels.ops import Geometry
-from lapkernels.ops._second_moments import FEATURES, FEW, MANY, ROWS, moments_by_library
+from lapkernels.ops.base.matrix_products import moments_by_library
+from lapkernels.ops.serving import MOMENT_CHANNELS as FEW
+from lapkernels.ops.serving import MOMENT_FEATURES as FEATURES
+from lapkernels.ops.serving import MOMENT_POSITIONS as MANY
+from lapkernels.ops.serving import MOMENT_ROWS as ROWS
 from tests.ops.compare import assert_same
 
 

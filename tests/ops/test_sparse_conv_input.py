@@ -11,7 +11,7 @@ from torch import Tensor
 from lapkernels import use_backend
 from lapkernels.kernels import NATIVE
 from lapkernels.ops import Geometry, conv_input, mostly_zero, sparse_conv_input
-from lapkernels.ops._zeros import LEAST
+from lapkernels.ops.serving import LOOKED_FOR
 from tests.ops.compare import assert_same, exact_in
 from tests.ops.layouts import BUFFERS, LAYOUTS
 from tests.ops.sparse import FEW, RANDOM, TILES, Case, assert_close, conv, over
@@ -153,9 +153,9 @@ def test_gradient() -> None:
 @pytest.mark.skipif(NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}")
 def test_choice_goes_by_zeros_layer_and_backend() -> None:
     few, _, _ = conv(3, 8, 12, 3, 2, 2, 0.05).draw()
-    few = few.repeat(LEAST // few.numel() + 1, 1, 1, 1, 1)
+    few = few.repeat(LOOKED_FOR // few.numel() + 1, 1, 1, 1, 1)
     many, _, _ = conv(3, 8, 12, 3, 2, 2, 1.0).draw()
-    many = many.repeat(LEAST // many.numel() + 1, 1, 1, 1, 1)
+    many = many.repeat(LOOKED_FOR // many.numel() + 1, 1, 1, 1, 1)
     with use_backend("auto"):
         assert mostly_zero(few, PLAIN)
         assert not mostly_zero(many, PLAIN)

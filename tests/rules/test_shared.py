@@ -10,7 +10,7 @@ from lapkernels.rules.shared import Scaled, is_shared, joined, shared_product
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])
 def test_scaled_columns(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lapkernels.ops.chunks.CHUNK", chunk)
+    monkeypatch.setattr("lapkernels.ops.base.chunks.CHUNK", chunk)
     torch.manual_seed(0)
     rows = torch.randn(70, 70, dtype=torch.float64).triu()
     factor = torch.randn(3, 70, dtype=torch.float64)

@@ -14,16 +14,12 @@ from torch import Tensor
 
 from lapkernels.curvature.recording.graph import Graph, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
-from lapkernels.ops import ChainLayer, ChainSums, can_chain, layer_chain
-from lapkernels.ops.conv_weight import weight_by_library
+from lapkernels.ops import ChainLayer, ChainSums, can_chain, layer_chain, serving
 from lapkernels.rules import Rule
 from lapkernels.rules.affine import Convolution, Linear
 from lapkernels.rules.uses import RowsUse, WeightUse
 
 Found = Callable[[str, Tensor], None]
-
-# Rows up to which the weight is read faster than torch multiplies.
-ROWS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,12 +143,12 @@ def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
     That is asked of graphs without tensors too.
     """
     if isinstance(rule, Linear):
-        return isinstance(use, RowsUse) and x[0] <= ROWS
+        return isinstance(use, RowsUse) and serving.linear_chained(x[0])
     if not isinstance(rule, Convolution) or use.geometry != rule.geometry:
         return False
     rows, columns, *kernel = use.shape
     groups = use.geometry.groups
-    return not weight_by_library(rows, columns * groups, kernel, groups)
+    return not serving.conv_weight_by_library(rows, columns * groups, kernel, groups)
 
 
 def _dense(rows: Tensor) -> Tensor:

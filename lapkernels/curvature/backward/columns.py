@@ -18,7 +18,7 @@ from lapkernels.curvature.backward.budget import layer_below, overwritten
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.recording.graph import Graph, Section, Share
 from lapkernels.curvature.recording.trace import Node, Value
-from lapkernels.ops.chunks import row_chunks
+from lapkernels.ops.base.chunks import row_chunks
 from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
 from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.choices import choice

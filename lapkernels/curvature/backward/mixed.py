@@ -36,7 +36,7 @@ from lapkernels.curvature.backward.windows import local_layout, pull_local
 from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.likelihoods import Columns
-from lapkernels.ops.chunks import slices
+from lapkernels.ops.base.chunks import slices
 from lapkernels.rules.affine import Convolution, Linear
 from lapkernels.rules.choices import choice
 from lapkernels.rules.uses import is_constant

@@ -25,7 +25,7 @@ from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import Refused, reference
 from lapkernels.curvature.recording.run_model import call_model, plain_attention, plain_ops
 from lapkernels.likelihoods import Likelihood
-from lapkernels.ops.chunks import slices
+from lapkernels.ops.base.chunks import slices
 
 # Bytes for the vectors that go through a model at once, if the model itself takes less.
 BUDGET = 1 << 24

@@ -25,7 +25,7 @@ from lapkernels.curvature.quantities.columns import OutputFactor
 from lapkernels.curvature.results.shards import Part
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
-from lapkernels.ops.chunks import slices
+from lapkernels.ops.base.chunks import slices
 
 T = TypeVar("T")
 Method = Literal["exact", "mc", "empirical"]

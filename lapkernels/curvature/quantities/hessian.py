@@ -26,7 +26,7 @@ from lapkernels.curvature.quantities.columns import with_labels
 from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, Summary, finite, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
-from lapkernels.ops.chunks import slices
+from lapkernels.ops.base.chunks import slices
 
 
 @summed

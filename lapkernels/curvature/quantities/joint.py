@@ -15,7 +15,7 @@ from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.passes.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
-from lapkernels.ops.chunks import row_chunks
+from lapkernels.ops.base.chunks import row_chunks
 
 # Bytes that a result may have unless the caller allows more.
 LIMIT = 2 << 30

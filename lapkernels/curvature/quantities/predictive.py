@@ -30,7 +30,7 @@ from lapkernels.curvature.quantities.predictive_windows import LaneSum, local_su
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.results.summary import finite
-from lapkernels.ops.chunks import row_chunks
+from lapkernels.ops.base.chunks import row_chunks
 from lapkernels.rules.window_sums import window_variances
 from lapkernels.rules.windows import Window
 

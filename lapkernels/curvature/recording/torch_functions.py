@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from lapkernels import ops
+from lapkernels.ops import serving
 
 aten = torch.ops.aten
 Arguments = tuple[Any, ...] | None
@@ -313,7 +314,8 @@ def _nearest(
 def _run_nearest(x: Tensor, size: Sequence[int], scale: float, _: float) -> tuple[Tensor, ...]:
     # Copying side by side is faster than torch's gather.
     copies = int(scale)
-    if copies == scale and 1 < copies <= 4 and x.is_cpu and x.is_contiguous():
+    stacked = copies == scale and copies > 1 and serving.copies_stacked(copies)
+    if stacked and x.is_cpu and x.is_contiguous():
         for dim in (3, 2):
             x = torch.stack([x] * copies, dim + 1).flatten(dim, dim + 1)
         return (x,)

@@ -14,7 +14,7 @@ from lapkernels.curvature.backward.parameter_uses import features_last
 from lapkernels.curvature.data.processes import processes
 from lapkernels.curvature.results.decompositions import eigen
 from lapkernels.curvature.results.kronecker import Factors
-from lapkernels.ops.chunks import row_chunks
+from lapkernels.ops.base.chunks import row_chunks
 from lapkernels.rules import WeightUse
 
 

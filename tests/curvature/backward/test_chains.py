@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature.backward import chains as chains_module
 from lapkernels.curvature.backward.chains import Chain, chains
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.kernels import NATIVE
 from lapkernels.likelihoods import resolve
+from lapkernels.ops import serving
 from tests.curvature.zoo import Network, params
 
 joint_module = sys.modules["lapkernels.curvature.quantities.gradient_and_diag"]
@@ -64,7 +64,7 @@ def test_where_chains_end() -> None:
     assert lengths(nn.Sequential(*convs(3, 3, 2, 3)), image) == [3]
     linear = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 6), nn.Linear(6, 2))
     assert lengths(linear, rows) == [3]
-    assert lengths(linear, torch.randn(chains_module.ROWS + 1, 5)) == []
+    assert lengths(linear, torch.randn(serving.CHAINED_ROWS + 1, 5)) == []
     # What only moves entries, or is read twice, or is frozen, ends a chain.
     pooled = nn.Sequential(*convs(3, 2, 2), nn.MaxPool2d(2), *convs(2, 3))
     assert lengths(pooled, image) == [1, 2]

@@ -8,7 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops._routes import is_tensor_list, tensors_of
+
+def is_tensor_list(value: Any) -> bool:
+    """Whether an argument is a list of tensors."""
+    return isinstance(value, (list, tuple)) and len(value) > 0 and isinstance(value[0], Tensor)
+
+
+def tensors_of(values: Sequence[Any]) -> list[Tensor]:
+    """All tensors among the values, those in lists included."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif is_tensor_list(value):
+            found.extend(value)
+    return found
 
 
 def save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -23,6 +37,7 @@ def save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 def backward_of(
     reference: Callable[..., Tensor], backward: Callable[..., Any]
 ) -> Callable[..., Any]:
+    """The backward pass of an op; one to be differentiated itself goes by the reference."""
     twice = differentiated(reference)
 
     def run(ctx: Any, grad: Tensor) -> Any:
@@ -44,6 +59,8 @@ def backward_of(
 
 
 def differentiated(reference: Callable[..., Tensor]) -> Callable[..., Any]:
+    """A backward pass by autograd on the reference."""
+
     def run(grad: Tensor, *values: Any, needs: Sequence[bool]) -> tuple[Tensor | None, ...]:
         again = torch.is_grad_enabled()
         with torch.enable_grad():

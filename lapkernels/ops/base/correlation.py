@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.ops.chunks import row_chunks
-from lapkernels.ops.geometry import (
+from lapkernels.ops.base.chunks import row_chunks
+from lapkernels.ops.base.geometry import (
     Geometry,
     channel_count,
     channels_first,

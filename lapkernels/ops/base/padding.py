@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.ops.geometry import Geometry, once_per_size
+from lapkernels.ops.base.geometry import Geometry, once_per_size
 
 
 class _Axis(NamedTuple):

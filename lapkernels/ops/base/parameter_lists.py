@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops.geometry import check_same, check_shape
+from lapkernels.ops.base.geometry import check_same, check_shape
 
 
 def check_lists(**lists: Sequence[Tensor]) -> None:

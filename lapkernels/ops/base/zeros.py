@@ -7,14 +7,12 @@ from torch import Tensor
 
 from lapkernels.kernels import NATIVE, current_backend
 from lapkernels.kernels.selector import DTYPES
-from lapkernels.ops._routes import Route, route
-from lapkernels.ops.geometry import Geometry
+from lapkernels.ops import serving
+from lapkernels.ops.base.geometry import Geometry
+from lapkernels.ops.base.registration import Route, route
 
-# Share of entries that are not zero below which skipping the others is faster.
-DENSITY = 0.4
-# Entries of a column that are looked at for zeros, and of all columns from which on that pays.
+# Entries of a column that are looked at for zeros.
 LOOKED_AT = 4096
-LEAST = 1 << 16
 
 
 def is_plain(geometry: Geometry) -> bool:
@@ -54,8 +52,8 @@ def mostly_zero(s: Tensor, geometry: Geometry) -> bool:
     Columns behind ReLU and max-pooling share their zeros, so some entries of the first one tell.
     It is a guess about speed: the ops are exact for all columns.
     """
-    if s.numel() < LEAST or not can_skip_zeros(s, geometry):
+    if not serving.zeros_looked_for(s.numel()) or not can_skip_zeros(s, geometry):
         return False
     # An odd step does not stay at one side of the images.
     some = s[0].flatten()[:: s[0].numel() // LOOKED_AT | 1]
-    return int(torch.count_nonzero(some)) < DENSITY * some.numel()
+    return serving.zeros_skipped(int(torch.count_nonzero(some)), some.numel())

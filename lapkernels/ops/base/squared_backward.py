@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops._correlation import column_count, jacobian
+from lapkernels.ops.base.correlation import column_count, jacobian
 
 # Bytes of Jacobian columns held at once while differentiating.
 _CHUNK_BYTES = 1 << 24
