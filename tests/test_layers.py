@@ -31,6 +31,17 @@ LAYERS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"data"}),
         frozenset({"errors"}),
     ),
+    "lapkernels.rules": (
+        frozenset({"__init__"}),
+        frozenset({"windows"}),
+        frozenset(FAMILIES),
+        frozenset({"base"}),
+    ),
+    "lapkernels.ops": (
+        frozenset({"__init__", *OPS}),
+        frozenset({"base"}),
+        frozenset({"serving"}),
+    ),
 }
 
 

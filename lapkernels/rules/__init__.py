@@ -4,10 +4,10 @@ from lapkernels.rules import (
     activations,
     affine,
     attention,
+    by_autograd,
     chance,
     elementwise,
     embedding,
-    followed,
     indexing,
     memory,
     normalization,
@@ -20,8 +20,8 @@ from lapkernels.rules import (
     shape,
     softmax,
 )
-from lapkernels.rules.generic import LocalGradient
-from lapkernels.rules.rule import (
+from lapkernels.rules.base.local_gradient import LocalGradient
+from lapkernels.rules.base.rule import (
     Call,
     Kept,
     Operand,
@@ -31,8 +31,8 @@ from lapkernels.rules.rule import (
     register_rule,
     rule_names,
 )
-from lapkernels.rules.samples import MixesSamples, RandomResult, Samples, follow
-from lapkernels.rules.uses import (
+from lapkernels.rules.base.samples import MixesSamples, RandomResult, Samples, follow
+from lapkernels.rules.base.uses import (
     CopyUse,
     EmbeddingUse,
     GenericUse,
@@ -67,7 +67,7 @@ __all__ = [
     "elementwise",
     "embedding",
     "follow",
-    "followed",
+    "by_autograd",
     "indexing",
     "memory",
     "normalization",

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Slope, register_rule
 from lapkernels.rules.elementwise import Elementwise, FromOutput
-from lapkernels.rules.rule import Call, Slope, register_rule
 
 aten = torch.ops.aten
 

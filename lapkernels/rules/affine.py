@@ -10,13 +10,11 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
-from lapkernels.rules.choices import skips_zeros
-from lapkernels.rules.elementwise import sum_to_shape
-from lapkernels.rules.embedding import whole_weight
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along, elementwise
-from lapkernels.rules.shared import shared_product
-from lapkernels.rules.uses import (
+from lapkernels.rules.base.choices import skips_zeros
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, elementwise
+from lapkernels.rules.base.shared import shared_product
+from lapkernels.rules.base.uses import (
     OwnEntriesUse,
     ProductUse,
     RowsUse,
@@ -25,6 +23,8 @@ from lapkernels.rules.uses import (
     WeightUse,
     is_constant,
 )
+from lapkernels.rules.elementwise import sum_to_shape
+from lapkernels.rules.embedding import whole_weight
 
 aten = torch.ops.aten
 LINEAR = Geometry()

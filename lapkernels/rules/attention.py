@@ -23,9 +23,9 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops.base.chunks import slices
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples
 from lapkernels.rules.normalization import only
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples
 
 # Entries of P that are in memory at a time, over all columns or queries.
 CHUNK = 1 << 20

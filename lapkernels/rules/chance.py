@@ -6,9 +6,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.samples import RandomResult
 from lapkernels.rules.elementwise import Elementwise
-from lapkernels.rules.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.samples import RandomResult
 from lapkernels.rules.shape import Movement
 
 _RANDOM = (

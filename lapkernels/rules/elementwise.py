@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lapkernels.rules.generic import as_tuple, filler
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Slope, Unsupported, register_rule
-from lapkernels.rules.uses import ScaleUse
+from lapkernels.rules.base.local_gradient import as_tuple, filler
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Slope, Unsupported, register_rule
+from lapkernels.rules.base.uses import ScaleUse
 
 _BY_AUTOGRAD = (
     *("softshrink", "hardshrink", "threshold", "celu", "selu", "log_sigmoid_forward", "square"),

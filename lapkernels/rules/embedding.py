@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.rules.rule import Call, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples
-from lapkernels.rules.uses import EmbeddingUse
+from lapkernels.rules.base.rule import Call, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples
+from lapkernels.rules.base.uses import EmbeddingUse
 
 
 @register_rule("aten::embedding")

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
+from lapkernels.rules.base.uses import CopyUse, own_copy
 from lapkernels.rules.elementwise import sum_to_shape
 from lapkernels.rules.rearrangement import candidates, labels, located
 from lapkernels.rules.reductions import dimensions
-from lapkernels.rules.rule import Call, Operand, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along, follow
 from lapkernels.rules.shape import Movement
-from lapkernels.rules.uses import CopyUse, own_copy
 
 aten = torch.ops.aten
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, elementwise
 from lapkernels.rules.elementwise import sum_to_shape
-from lapkernels.rules.rule import Call, Operand, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, elementwise
 from lapkernels.rules.shape import Movement
 
 

@@ -19,10 +19,10 @@ from typing import Any
 
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
+from lapkernels.rules.base.uses import OwnEntriesUse, ScaleUse, Use
 from lapkernels.rules.elementwise import sum_to_shape
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along, follow
-from lapkernels.rules.uses import OwnEntriesUse, ScaleUse, Use
 
 
 class Affine(Rule):

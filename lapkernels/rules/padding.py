@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along
 from lapkernels.rules.pooling import fold, window_dims
-from lapkernels.rules.rule import Call, Operand, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along
 from lapkernels.rules.shape import Movement
 
 aten = torch.ops.aten

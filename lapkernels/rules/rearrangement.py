@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along
 from lapkernels.rules.reductions import dimensions
-from lapkernels.rules.rule import Call, Operand, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along
 from lapkernels.rules.shape import Movement
 
 aten = torch.ops.aten

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.local_gradient import as_tuple, filler
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.samples import along
 from lapkernels.rules.elementwise import Elementwise
-from lapkernels.rules.generic import as_tuple, filler
-from lapkernels.rules.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.samples import along
 from lapkernels.rules.shape import Movement
 
 _BY_AUTOGRAD = (

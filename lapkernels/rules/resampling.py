@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops import serving
+from lapkernels.rules.base.rule import Call, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.samples import along
 from lapkernels.rules.pooling import fold, window_dims
-from lapkernels.rules.rule import Call, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import along
 
 aten = torch.ops.aten
 _NEAREST = {

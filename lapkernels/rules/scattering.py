@@ -11,10 +11,10 @@ from typing import Any
 
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
+from lapkernels.rules.base.uses import own_copy
 from lapkernels.rules.reductions import dimensions
-from lapkernels.rules.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along, follow
-from lapkernels.rules.uses import own_copy
 
 _WHOLE = ("aten::index_add", "aten::index_copy", "aten::index_fill")
 

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, follow
+from lapkernels.rules.base.uses import own_copy
 from lapkernels.rules.elementwise import sum_to_shape
-from lapkernels.rules.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, follow
-from lapkernels.rules.uses import own_copy
 
 
 class Movement(Rule):

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.samples import along
 from lapkernels.rules.reductions import dimensions
-from lapkernels.rules.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.samples import along
 
 aten = torch.ops.aten
 

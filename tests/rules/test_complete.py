@@ -7,9 +7,9 @@ from lapkernels.rules.chance import _RANDOM
 from tests.rules import (
     test_affine,
     test_attention,
+    test_by_autograd,
     test_chance,
     test_elementwise,
-    test_followed,
     test_indexing,
     test_normalization,
     test_padding,
@@ -26,7 +26,7 @@ ELSEWHERE = {
     "aten::_scaled_dot_product_efficient_attention",
 }
 FILES = (
-    *(test_affine, test_attention, test_chance, test_elementwise, test_followed, test_indexing),
+    *(test_affine, test_attention, test_chance, test_elementwise, test_by_autograd, test_indexing),
     *(test_normalization, test_padding, test_pooling, test_rearrangement, test_reductions),
     test_resampling,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lapkernels.rules.shared import Scaled, is_shared, joined, shared_product
+from lapkernels.rules.base.shared import Scaled, is_shared, joined, shared_product
 
 
 @pytest.mark.parametrize("chunk", [1, 1 << 20])

@@ -22,7 +22,7 @@ from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.likelihoods import Columns
 from lapkernels.rules import Samples
-from lapkernels.rules.shared import is_shared, joined
+from lapkernels.rules.base.shared import is_shared, joined
 
 
 @once_per_graph

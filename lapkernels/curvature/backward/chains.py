@@ -17,7 +17,7 @@ from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops import ChainLayer, ChainSums, can_chain, layer_chain, serving
 from lapkernels.rules import Rule
 from lapkernels.rules.affine import Convolution, Linear
-from lapkernels.rules.uses import RowsUse, WeightUse
+from lapkernels.rules.base.uses import RowsUse, WeightUse
 
 Found = Callable[[str, Tensor], None]
 

@@ -21,11 +21,11 @@ from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops.base.chunks import row_chunks
 from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
 from lapkernels.rules.affine import linear_matrix
-from lapkernels.rules.choices import choice
+from lapkernels.rules.base.choices import choice
+from lapkernels.rules.base.shared import Scaled, is_shared
 from lapkernels.rules.elementwise import FromOutput
 from lapkernels.rules.shape import Movement, Permute
-from lapkernels.rules.shared import Scaled, is_shared
-from lapkernels.rules.windows import Window, derivatives
+from lapkernels.rules.windows.window import Window, derivatives
 
 
 class Collector(ABC):

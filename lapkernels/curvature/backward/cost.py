@@ -17,7 +17,7 @@ from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.rules import WeightUse
 from lapkernels.rules.affine import linear_matrix
-from lapkernels.rules.choices import choice
+from lapkernels.rules.base.choices import choice
 
 # An entry of a column that an op reads or writes.
 ENTRY = 8.0

@@ -38,8 +38,8 @@ from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.likelihoods import Columns
 from lapkernels.ops.base.chunks import slices
 from lapkernels.rules.affine import Convolution, Linear
-from lapkernels.rules.choices import choice
-from lapkernels.rules.uses import is_constant
+from lapkernels.rules.base.choices import choice
+from lapkernels.rules.base.uses import is_constant
 
 
 def pull_mixed(

@@ -25,10 +25,10 @@ from lapkernels.curvature.backward.columns import (
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules.affine import Convolution
-from lapkernels.rules.choices import choice
+from lapkernels.rules.base.choices import choice
 from lapkernels.rules.elementwise import Sum
-from lapkernels.rules.lanes import Grid, Lanes, Place
-from lapkernels.rules.windows import (
+from lapkernels.rules.windows.lanes import Grid, Lanes, Place
+from lapkernels.rules.windows.window import (
     POINTWISE,
     NotAligned,
     Window,

@@ -18,7 +18,7 @@ from lapkernels.curvature.recording.graph import Graph, Section, Share
 from lapkernels.curvature.recording.trace import Node
 from lapkernels.likelihoods import Columns, Likelihood
 from lapkernels.rules import WeightUse
-from lapkernels.rules.choices import skips_zeros
+from lapkernels.rules.base.choices import skips_zeros
 
 
 @dataclass(frozen=True)

@@ -22,9 +22,9 @@ from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve
 from lapkernels.ops import chunks
-from lapkernels.rules.shared import Scaled, reads_once
-from lapkernels.rules.window_sums import window_squares
-from lapkernels.rules.windows import Window
+from lapkernels.rules.base.shared import Scaled, reads_once
+from lapkernels.rules.windows.sums import window_squares
+from lapkernels.rules.windows.window import Window
 
 Method = Literal["exact", "mc", "empirical", "approx", "mixed", "hessian"]
 

@@ -31,8 +31,8 @@ from lapkernels.curvature.results.kronecker import Factors, same_entries
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.affine import LINEAR
-from lapkernels.rules.shared import Scaled, reads_once
-from lapkernels.rules.windows import Window
+from lapkernels.rules.base.shared import Scaled, reads_once
+from lapkernels.rules.windows.window import Window
 
 # Bytes that one factor may have where it is as large as a parameter squared.
 LIMIT = 1 << 30

@@ -31,8 +31,8 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.results.summary import finite
 from lapkernels.ops.base.chunks import row_chunks
-from lapkernels.rules.window_sums import window_variances
-from lapkernels.rules.windows import Window
+from lapkernels.rules.windows.sums import window_variances
+from lapkernels.rules.windows.window import Window
 
 # A variance for each entry of a parameter, or blocks of what is not independent.
 Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]

@@ -23,7 +23,7 @@ from lapkernels.curvature.backward.windows import (
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.recording.graph import Section
 from lapkernels.ops.base.chunks import slices
-from lapkernels.rules.lanes import Points
+from lapkernels.rules.windows.lanes import Points
 
 
 class LaneSum(Collector):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lapkernels.curvature.recording.trace import Node, Trace, Value
 from lapkernels.rules import Use
-from lapkernels.rules.choices import all_forced
+from lapkernels.rules.base.choices import all_forced
 from lapkernels.rules.shape import Movement
 
 P = ParamSpec("P")

@@ -37,7 +37,7 @@ from lapkernels.rules import (
     builder_of,
     follow,
 )
-from lapkernels.rules.lift import Lift, expanded_samples
+from lapkernels.rules.base.lift import Lift, expanded_samples
 from lapkernels.rules.memory import PartRead, PartWrite, Region
 
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.rules.choices import forced
-from lapkernels.rules.windows import Window
+from lapkernels.rules.base.choices import forced
+from lapkernels.rules.windows.window import Window
 from tests.curvature import op_oracle, oracle
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry
-from lapkernels.rules.lanes import cut
-from lapkernels.rules.uses import ScaleUse, Use, WeightUse
-from lapkernels.rules.windows import Window, through
+from lapkernels.rules.base.uses import ScaleUse, Use, WeightUse
+from lapkernels.rules.windows.lanes import cut
+from lapkernels.rules.windows.window import Window, through
 
 
 def window_squares(use: Use, window: Window) -> Tensor | None:

@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lapkernels import ops
-from lapkernels.rules.samples import Samples, elementwise, follow
-from lapkernels.rules.uses import Use
+from lapkernels.rules.base.samples import Samples, elementwise, follow
+from lapkernels.rules.base.uses import Use
 
 
 class Unsupported(NotImplementedError):

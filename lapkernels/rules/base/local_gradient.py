@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.rules.rule import Call, Kept, Operand, Rule
-from lapkernels.rules.samples import MixesSamples, Samples, follow, units
-from lapkernels.rules.uses import GenericUse
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, follow, units
+from lapkernels.rules.base.uses import GenericUse
 
 VECTORISED = frozenset(
     f"aten::{name}"

@@ -19,13 +19,13 @@ from torch import Tensor
 from lapkernels import ops
 from lapkernels.ops import Geometry
 from lapkernels.rules.affine import Convolution
+from lapkernels.rules.base.rule import Rule
 from lapkernels.rules.elementwise import Elementwise, FromOutput, Sum
-from lapkernels.rules.lanes import Lanes, Place
 from lapkernels.rules.normalization import RunningStatistics
 from lapkernels.rules.pooling import AveragePool, MaxPool
 from lapkernels.rules.resampling import Nearest
-from lapkernels.rules.rule import Rule
 from lapkernels.rules.shape import Concatenate
+from lapkernels.rules.windows.lanes import Lanes, Place
 
 # Rules of ops that act entry by entry, or on each entry of a channel alike.
 POINTWISE = (Elementwise, FromOutput, RunningStatistics)

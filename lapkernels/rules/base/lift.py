@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lapkernels.rules.rule import Call, Operand, Rule
-from lapkernels.rules.samples import Samples, follow
-from lapkernels.rules.uses import ScaleUse
+from lapkernels.rules.base.rule import Call, Operand, Rule
+from lapkernels.rules.base.samples import Samples, follow
+from lapkernels.rules.base.uses import ScaleUse
 
 
 class Lift(Rule):

@@ -21,8 +21,8 @@ from torch import Tensor
 from lapkernels import ops
 from lapkernels.ops import Geometry
 from lapkernels.ops.base.chunks import jacobian_chunks, row_chunks, slices
-from lapkernels.rules.choices import skips_zeros
-from lapkernels.rules.samples import Samples, per_sample, spread, units
+from lapkernels.rules.base.choices import skips_zeros
+from lapkernels.rules.base.samples import Samples, per_sample, spread, units
 
 
 class Use(ABC):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops.scaled_product import banded_product, scaled_product
-from lapkernels.rules.uses import ScaleUse, Use, WeightUse
+from lapkernels.rules.base.uses import ScaleUse, Use, WeightUse
 
 
 @dataclass(frozen=True)

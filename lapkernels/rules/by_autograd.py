@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
+from lapkernels.rules.base.local_gradient import LocalGradient
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along
 from lapkernels.rules.embedding import whole_weight
-from lapkernels.rules.generic import LocalGradient
 from lapkernels.rules.rearrangement import labels, located
 from lapkernels.rules.reductions import dimensions
-from lapkernels.rules.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.samples import MixesSamples, Samples, along
 
 
 @register_rule("aten::cumprod", "aten::logcumsumexp")
