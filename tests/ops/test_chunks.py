@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lapkernels import use_backend
-from lapkernels.ops import chunks
+from lapkernels.ops.base import chunks
 from tests.ops.cases import FEW, Layer, draw
 from tests.ops.operations import OPERATIONS, Operation
 

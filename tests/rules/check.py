@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapkernels.ops import chunks
+from lapkernels.ops.base import chunks
 from lapkernels.rules import Samples, Use
 from tests.rules.calls import Arg, Built, Case
 

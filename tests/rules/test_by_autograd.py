@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from lapkernels.rules import MixesSamples, builder_of, generic
+from lapkernels.rules import MixesSamples, builder_of
+from lapkernels.rules.base import local_gradient
 from tests.rules import check
 from tests.rules.calls import Arg, Built, Case, aten, case, given, k, params, w, x
 
@@ -114,14 +115,14 @@ VECTORISED: dict[str, list[Case]] = {
 
 
 def test_every_vectorised_op_is_tested() -> None:
-    assert set(VECTORISED) == generic.VECTORISED
+    assert set(VECTORISED) == local_gradient.VECTORISED
 
 
 @pytest.mark.parametrize("name", sorted(VECTORISED))
 def test_columns_together_are_those_one_at_a_time(name: str) -> None:
     for one in VECTORISED[name]:
         built = Built(one, generic=builder_of(one.name) is None)
-        assert isinstance(built.rule, generic.LocalGradient) and built.rule.vectorised
+        assert isinstance(built.rule, local_gradient.LocalGradient) and built.rule.vectorised
         out = built.outputs[0]
         rest: list[torch.Tensor | None] = [None] * (len(built.outputs) - 1)
         wanted = [arg.active for arg in built.args]

@@ -21,7 +21,7 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve
-from lapkernels.ops import chunks
+from lapkernels.ops.base import chunks
 from lapkernels.rules.base.shared import Scaled, reads_once
 from lapkernels.rules.windows.sums import window_squares
 from lapkernels.rules.windows.window import Window

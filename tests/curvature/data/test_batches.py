@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import lapkernels as lk
 from lapkernels.curvature import Diagonal
-from lapkernels.ops import chunks
+from lapkernels.ops.base import chunks
 from tests.curvature import check
 from tests.curvature.zoo import ZOO
 
