@@ -50,7 +50,7 @@ def transpose(
     dilation: Sequence[int],
     groups: int,
 ) -> Tensor:
-    """Transposed convolution whose result has ``input_size``, whatever the padding after it was."""
+    """Transposed convolution with a result of ``input_size``, for any padding at the end."""
     dims = len(input_size)
     conv = CONV_TRANSPOSE[dims - 1]
     sizes = (tuple(input_size), s.shape[2:], weight.shape[2:])
@@ -75,7 +75,7 @@ def _output_padding(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, ...] | None:
-    """What torch adds after the result to make ``input_size``, or None where it cannot."""
+    """torch's output_padding for ``input_size``, or None if there is none."""
     extra = tuple(
         size - ((t - 1) * step - 2 * pad + spread * (k - 1) + 1)
         for size, t, step, pad, spread, k in zip(

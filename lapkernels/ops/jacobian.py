@@ -1,8 +1,8 @@
-r"""The Jacobian columns of a layer's weight themselves, for what has to see them.
+r"""The Jacobian columns of a layer's weight, materialised.
 
 .. math:: G_{n,v}[o, i, k] = \sum_t S_{n,v}[o, t] \, X_n[i, k, t]
 
-This one is materialised: V * N * P numbers. Squares, products and sums of it have ops that are not.
+It has V * N * P numbers. Squares, products and sums of it have ops that never store it.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def jacobian_gram(
     decay: float = 1.0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Covariance [N, V, V] that the weight's variance gives the columns ``s`` [V, N, O, *out].
+    """Covariance [N, V, V] of the columns ``s`` [V, N, O, *out] under the weight's variance.
 
     With ``out`` the result is ``out <- decay * out + scale * C``: layers add up in place.
     """

@@ -35,7 +35,7 @@ def jacobian_squared_dot(
     decay: float = 1.0,
     scale: float = 1.0,
 ) -> Tensor:
-    """Variance [N, V] that the weight's variance gives each column ``s`` [V, N, O, *out].
+    """Variance [N, V] of each column ``s`` [V, N, O, *out] under the weight's variance.
 
     With ``out`` the result is ``out <- decay * out + scale * var``: layers add up in place.
     """

@@ -2,7 +2,7 @@ r"""Kronecker factor of a layer's input: second moments of its patches.
 
 expand: :math:`A = \sum_n \sum_t x_{n,t} x_{n,t}^T`, reduce: :math:`A = \sum_n \bar x_n \bar x_n^T`
 with :math:`\bar x_n = \sum_t x_{n,t}`, and :math:`x_{n,t}` column t of the unfolded input, one
-factor a group. Averages over samples or positions are a matter of ``scale``.
+factor a group. For averages over samples or positions pass ``scale``.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def _reference(
 def _library(
     x: Tensor, output_size: Sequence[int], kernel_size: Sequence[int], *rest: Any
 ) -> Tensor | None:
-    """For layers whose patches are the positions of the input themselves."""
+    """For layers whose patches are the input's own positions."""
     stride, padding, _, groups, _, reduce, bias = rest
     if bias or not is_pointwise(kernel_size, stride, padding, groups):
         return None

@@ -5,7 +5,7 @@ From the last layer to the first, with :math:`X_n` a layer's unfolded input, mad
 .. math:: D[o, ik] = \sum_n \sum_t m_n[o, t] \, X_n[ik, t]^2, \qquad
           m \leftarrow \varphi'(z)^2 \, (W \circ W)^T m
 
-and, on the same way, a gradient: :math:`\sum_n \sum_t g_n[o, t] \, X_n[ik, t]` and
+and, together with it, a gradient: :math:`\sum_n \sum_t g_n[o, t] \, X_n[ik, t]` and
 :math:`g \leftarrow \varphi'(z) \, W^T g`.
 """
 
@@ -27,7 +27,7 @@ from lapkernels.ops.squared_derivative import ACTIVATIONS, derivative
 class ChainLayer:
     """A Linear layer on rows or a convolution, with its ``weight`` and input ``x`` [N, I, *in].
 
-    The input was made by an ``activation``, whose derivative is read from ``z``.
+    The input is the result of an ``activation``, whose derivative is a function of ``z``.
     """
 
     geometry: Geometry
@@ -42,7 +42,7 @@ class ChainLayer:
 
 @dataclass(slots=True)
 class ChainSums:
-    """What the weight and the bias of each layer get, and what arrives at the chain's input."""
+    """The shares of each layer's weight and bias, and the result at the chain's input."""
 
     weights: list[Tensor | None] = field(default_factory=list)
     biases: list[Tensor | None] = field(default_factory=list)
@@ -59,7 +59,7 @@ def layer_chain(
 ) -> tuple[ChainSums, ChainSums | None]:
     """D of all ``layers``, the last first, from ``m`` at the result of the last, [N, O, *out].
 
-    With ``g`` of that shape also the gradients. What arrives is at the operand ``z`` of the first
+    With ``g`` of that shape also the gradients. The result is at the operand ``z`` of the first
     layer's activation.
     """
     squares, gradient = ChainSums(), None if g is None else ChainSums()
@@ -92,7 +92,7 @@ def layer_chain(
 
 @once_per_size
 def _numbers(geometry: Geometry, activation: str, *wants: bool) -> tuple[int, ...]:
-    """What the op is told of a layer whose weight, bias and input are wanted or not."""
+    """A layer's numbers in the op's plan, with which of weight, bias and input are wanted."""
     dims = len(geometry.kernel_size)
     known = (ACTIVATIONS.index(activation), *map(int, wants), dims)
     if not dims:

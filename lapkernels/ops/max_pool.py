@@ -1,4 +1,4 @@
-"""Max pooling of images as torch has it, with the places of what was largest, by a kernel."""
+"""Max pooling of images by a kernel, with the indices of the maxima, as torch's."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def max_pool2d(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Largest entries [N, C, *out] of the windows of ``x`` [N, C, H, W], and their flat places.
+    """Maxima [N, C, *out] of the windows of ``x`` [N, C, H, W], and their flat indices.
 
-    As ``torch.max_pool2d_with_indices`` gives them.
+    Equal to ``torch.max_pool2d_with_indices``.
     """
     windows = (kernel_size, stride, padding, dilation)
     size = _output_size(x, *windows, ceil_mode)
@@ -68,7 +68,7 @@ def _output_size(
     dilation: Sequence[int],
     ceil_mode: bool,
 ) -> tuple[int, int] | None:
-    """Spatial size of the result if the kernel is to make it; None for torch to serve."""
+    """Spatial size of the result if the kernel serves; None if torch does."""
     if (
         x.dim() != 4
         or not x.is_contiguous()
@@ -85,7 +85,7 @@ def _output_size(
         if min(kernel, step, spread) < 1 or pad < 0 or 2 * pad > kernel or room < 0:
             return None
         count = (room + (step - 1 if ceil_mode else 0)) // step + 1
-        # A last window has to start inside, or in the padding before.
+        # The last window has to start inside, or in the padding at the start.
         if ceil_mode and (count - 1) * step >= length + pad:
             count -= 1
         size.append(count)

@@ -2,7 +2,7 @@ r"""Columns that are one matrix for all samples up to a factor, times a weight.
 
 .. math:: out[v, n, j] = \sum_f rows[v, f] \, factor[n, f] \, W[f, j]
 
-An activation turns shared columns into such; the V N F entries of the scaled columns are not made.
+Shared columns have this form behind an activation; their V N F entries are never computed.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def scaled_product(
 
 
 def banded_product(rows: Tensor, matrix: Tensor) -> Tensor:
-    """rows [V, F] @ matrix [F, M], without the zeros beside a band of the rows.
+    """rows [V, F] @ matrix [F, M], skipping the zeros beside a band of the rows.
 
     Unit columns have such zeros, and the triangular factor of a QR decomposition.
     """

@@ -4,8 +4,8 @@ r"""Columns that share their zeros, as behind ReLU and max-pooling, pulled back 
           \quad\text{over}\quad t \cdot \mathrm{stride} + k \cdot \mathrm{dilation}
           - \mathrm{padding} = u
 
-That is the value of ``conv_input`` for any columns; its cost goes with the entries (n, o, t) that
-are not zero in all columns.
+The value is that of ``conv_input`` for any columns; its cost is in proportion to the entries
+(n, o, t) that are not zero in all columns.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@ r"""Sum of squared Jacobian columns that share their zeros, as behind ReLU and m
 .. math:: D[o, i, k] = \sum_{n, v} \Bigl( \sum_{t \in Z_{n,o}} S_{n,v}[o, t] \, X_n[i, k, t]
           \Bigr)^2, \qquad Z_{n,o} = \{t : S_{n,v}[o, t] \neq 0 \text{ for some } v\}
 
-That is the value of ``jacobian_squared_sum`` for any columns; its cost goes with the entries that
-are not zero. An entry that is zero in all columns adds nothing, even where X is not finite.
+The value is that of ``jacobian_squared_sum`` for any columns; its cost is in proportion to the
+nonzero entries. An entry that is zero in all columns adds nothing, even where X is not finite.
 """
 
 from __future__ import annotations

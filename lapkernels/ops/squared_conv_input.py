@@ -3,7 +3,7 @@ r"""Squared-kernel convolution with respect to the input: a diagonal M pushed th
 .. math:: m_{in}[i, u] = \varphi'(z[i, u])^2 \sum_{o, t} m_{out}[o, t]
           \Big(\sum_{k : (t, k) \to u} W[o, i, k]\Big)^2
 
-The inner sum has more than one term only where a padding mode sends two taps to one input.
+The inner sum has several terms only where two taps read one input because of the padding mode.
 The factor with :math:`\varphi'` is the activation that made the layer's input, if given.
 """
 
@@ -88,7 +88,7 @@ def squared_conv_input(
     )
     if not geometry.is_linear:
         return _op(*arguments, out=out, decay=decay, scale=scale)
-    # Positions of several dimensions can be seen as one in a contiguous buffer only.
+    # Only in a contiguous buffer can positions of several dimensions be one.
     if out is not None and (out.dim() <= 3 or out.is_contiguous()):
         _op(*arguments, out=channels_first(out, geometry, 1), decay=decay, scale=scale)
         return out

@@ -42,8 +42,8 @@ def squared_derivative(
 ) -> Tensor:
     """``m * phi'(z)²`` for tensors of one shape, in one pass.
 
-    ``activation`` is one of ``ACTIVATIONS``; ``given`` takes ``z`` itself as the derivative, those
-    ``of_result`` take the result of the activation for ``z``.
+    ``activation`` is one of ``ACTIVATIONS``: with ``given``, ``z`` is the derivative itself, with
+    those ``of_result`` the result of the activation.
     ``slope`` is LeakyReLU's negative slope, ELU's alpha or Softplus's beta.
     With ``out`` the result is ``out <- decay * out + scale * value``, in place.
     """

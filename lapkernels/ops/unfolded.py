@@ -1,8 +1,8 @@
-r"""The unfolded input of a layer itself, for what has to see it.
+r"""The unfolded input of a layer (im2col), materialised.
 
 .. math:: Z_n = W X_n, \qquad X_n \in R^{I K \times T}
 
-This one is materialised: K times the input. The Kronecker factors have an op that is not.
+It is K times the size of the input. The Kronecker factors have an op that never stores it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from lapkernels.ops.base.geometry import Geometry, channels_first
 
 
 def unfolded(x: Tensor, geometry: Geometry) -> Tensor:
-    """What the weight is multiplied with, [N, groups, T, I / groups * K], of ``x`` [N, I, *in]."""
+    """X of ``x`` [N, I, *in] as [N, groups, T, I / groups * K]."""
     x, geometry = pad_input(x, geometry)
     entry = channels_first(x, geometry, 1)
     size = tuple(entry.shape[2:])
@@ -53,7 +53,7 @@ def patches(
 
 
 def _spread(x: Tensor, stride: Sequence[int]) -> Tensor:
-    """Zeros between the entries, so that a transposed convolution becomes a plain one."""
+    """Zeros between the entries, which make a transposed convolution a plain one."""
     size = [max(0, (u - 1) * step + 1) for u, step in zip(x.shape[2:], stride, strict=True)]
     wide = x.new_zeros(*x.shape[:2], *size)
     wide[(..., *[slice(None, None, step) for step in stride])] = x

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from lapkernels.ops.base.registration import kernel_for
 
-# So many stretches of so many values. Single values would each be a line of memory to fetch.
+# The number of runs and their length. Single values would cost a cache line each.
 COUNT, LENGTH = 8, 8
 
 
 def value_samples(tensors: Sequence[Tensor]) -> Tensor:
-    """Evenly spaced stretches of values of each tensor, or all it has, one after the other.
+    """Evenly spaced runs of values of each tensor, or all its values, concatenated.
 
     A vector of float64 on the CPU.
     """

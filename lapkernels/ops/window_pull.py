@@ -49,8 +49,8 @@ def window_pull(
     """Windows [V, I, *size, L] at a layer's input from ``s`` [V, O, *positions, L] at its output.
 
     ``weight`` is the layer's own, [A, B / groups, *kernel_size]. ``factor`` [I, *size, L] scales
-    the result, alike for all columns: the derivative of the activation below, and zero at positions
-    outside the image.
+    the result, equally for all columns: the derivative of the activation below, and zero outside of
+    the image.
     """
     kernel_size = weight.shape[2:]
     if not 3 <= weight.dim() <= 5:
@@ -89,7 +89,7 @@ def _reference(
     shape = _shape(s, weight, size, stride, dilation, offset, groups, transposed)
     grouped = weight.unflatten(0, (groups, -1))
     if not transposed:
-        # With zeros between its entries s is gathered too, at u + offset - k * dilation.
+        # Zeros between the entries of s make this a gather as well, at u + offset - k * dilation.
         s, stride = spread(s, stride), [1] * len(stride)
     value = s.new_zeros(shape)
     for k, start in tap_starts(weight.shape[2:], dilation, offset):

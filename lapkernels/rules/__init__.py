@@ -1,4 +1,4 @@
-"""What one op contributes to the curvature: the mathematics only, a file for each family of ops."""
+"""The derivative of each op, for columns and diagonals: one file for each family of ops."""
 
 from lapkernels.rules import (
     activations,

@@ -1,7 +1,7 @@
-"""Activations with a derivative of their own.
+"""Elementwise activations with explicit derivatives.
 
-Columns are one pass, s times a derivative that is computed once for all of them; a diagonal is one
-pass of ``squared_derivative``.
+Columns are multiplied by the derivative, which is computed once; a diagonal takes one pass of
+``squared_derivative``.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Tanh(FromOutput):
     kind = "tanh_of_result"
 
 
-# By op: the names of its numbers, and torch's own product of a gradient with the derivative.
+# By op: the names of its scalar arguments, and torch's backward kernel.
 _BACKWARD: dict[str, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     "aten::leaky_relu": (
         ("negative_slope",),
@@ -100,14 +100,14 @@ class Activation(Elementwise):
         return [self.slope().times_square(m[0])]
 
     def _kind(self, name: str, dtype: torch.dtype) -> tuple[str, float] | None:
-        """The name and slope in ``ops.ACTIVATIONS`` of the very same function, if it is there."""
+        """The name and slope of the same function in ``ops.ACTIVATIONS``, if it is there."""
         if name == "leaky_relu":
             return name, self.numbers[0]
         if name == "elu":
             alpha, *scales = self.numbers
             return (name, alpha) if scales == [1, 1] else None
         if name == "softplus":
-            # Torch is linear beyond the threshold, which single precision cannot tell from 20 on.
+            # torch is linear beyond the threshold; from 20 on float32 cannot distinguish the two.
             beta, threshold = self.numbers
             return (name, beta) if threshold >= 20 and dtype == torch.float32 else None
         if name == "gelu":

@@ -34,7 +34,7 @@ LINEAR = Geometry()
 def _geometry(
     kernel: tuple[int, ...], sizes: tuple[tuple[int, ...], ...], groups: int, transposed: bool
 ) -> Geometry:
-    """Geometry of a convolution; one number stands for all dimensions."""
+    """Geometry of a convolution; one number applies to all dimensions."""
     stride, padding, dilation, output_padding = (
         size * len(kernel) if len(size) == 1 else size for size in sizes
     )
@@ -114,7 +114,7 @@ class MatrixProduct(Product):
 
 @register_rule("aten::bmm")
 class BatchedProduct(Product):
-    """out[b] = a[b] c[b], as in attention; a weight may stand on one side."""
+    """out[b] = a[b] c[b], as in attention; one side may be a weight."""
 
     def __init__(self, call: Call, a: Operand, b: Operand) -> None:
         super().__init__(a, b)
@@ -483,7 +483,7 @@ def _differ(*operands: Operand) -> None:
 
 
 def _convolution(weight: Operand, x: Kept, geometry: Geometry, where: Samples) -> WeightUse:
-    """Use of a convolution's weight; several images a sample become one more position dimension."""
+    """Use of a convolution's weight; several images a sample are one more position dimension."""
     if where.outer == where.inner == 1:
         return WeightUse(weight.shape, geometry, lambda: x.tensor, lambda s: s)
     if len(geometry.kernel_size) == 3:

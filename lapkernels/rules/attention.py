@@ -27,7 +27,7 @@ from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, r
 from lapkernels.rules.base.samples import MixesSamples, Samples
 from lapkernels.rules.normalization import only
 
-# Entries of P that are in memory at a time, over all columns or queries.
+# Entries of P in memory at a time, over all columns or queries.
 CHUNK = 1 << 20
 
 
@@ -120,13 +120,13 @@ class Attention(Rule):
         return torch.cat(parts, -2)
 
     def _rows(self) -> Iterator[slice]:
-        """Slices of the first batch dimension, so that few entries of P are made at a time."""
+        """Slices of the first batch dimension, which bound the entries of P in memory."""
         q, k = self.q.tensor, self.k.tensor
         entries = q.shape[1:-1].numel() * k.shape[-2]
         return slices(q.shape[0], max(1, CHUNK // max(1, entries)))
 
     def _weights(self, rows: slice) -> Tensor:
-        """P of a slice of the batch; a query that may see no key has none."""
+        """P of a slice of the batch; zero for a query whose keys are all masked."""
         q, k = self.q.tensor, self.k.tensor
         scores = q[rows] @ k[rows].mT
         scores *= self.scale

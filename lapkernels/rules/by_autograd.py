@@ -1,4 +1,4 @@
-"""Ops whose derivative is autograd's, and whose samples are followed by what the op is."""
+"""Ops differentiated by autograd whose samples are tracked explicitly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def cumulative(call: Call, x: Operand, dim: int, **kwargs: Any) -> Rule:
 
 @register_rule("aten::nonzero", "aten::masked_select")
 def counted(call: Call, *args: Any, **kwargs: Any) -> Rule:
-    """A result whose size depends on values; in a batch of one it belongs to the only sample."""
+    """A result whose size depends on values; allowed in a batch of one."""
     if call.count > 1 and any(operand.samples is not None for operand in call.operands):
         raise MixesSamples("the size of its result depends on all samples")
     return LocalGradient(call, *args, samples=call.everywhere(), **kwargs)
@@ -45,7 +45,7 @@ def trilinear(
     *args: Any,
     **kwargs: Any,
 ) -> Rule:
-    """Products of three tensors, summed over some dimensions; by autograd, samples followed."""
+    """Products of three tensors, summed over some dimensions, by autograd."""
     found: set[Samples | None] = set()
     for operand, new in ((a, expand1), (b, expand2), (c, expand3)):
         rank = len(operand.shape) + len(new)
@@ -90,7 +90,7 @@ def embedding_bag(
 
 @register_rule("aten::grid_sampler_2d", "aten::grid_sampler_3d", "aten::affine_grid_generator")
 def sampled(call: Call, *args: Any, **kwargs: Any) -> Rule:
-    """Images read at given places: image n at the places of row n."""
+    """grid_sample: image n is read at the coordinates of row n."""
 
     def place(where: Samples) -> Samples:
         if where.dim != 0:

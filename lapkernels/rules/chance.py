@@ -1,4 +1,4 @@
-"""Random results, which have no curvature, and dropout where it is switched off."""
+"""Random results, which have no curvature, and dropout in eval mode."""
 
 from __future__ import annotations
 

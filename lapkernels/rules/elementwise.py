@@ -1,6 +1,6 @@
-"""Ops that act entry by entry, of one operand or several with broadcasting.
+"""Elementwise ops of one operand, or of several with broadcasting.
 
-With d_i the derivative of the result with respect to operand i, entry by entry,
+With d_i the elementwise derivative of the result with respect to operand i,
 
     s_i = sum over broadcast entries of d_i s,      m_i = sum over broadcast entries of d_i² m.
 """
@@ -41,7 +41,7 @@ _CONSTANT = (
 
 @register_rule(*(f"aten::{name}" for name in _BY_AUTOGRAD))
 class Elementwise(Rule):
-    """Any op that acts entry by entry, its derivatives by autograd."""
+    """Any elementwise op, its derivatives by autograd."""
 
     repeatable = True
 
@@ -117,7 +117,7 @@ class Multiply(Elementwise):
 
 @register_rule(*(f"aten::{name}" for name in _CONSTANT))
 class Constant(Rule):
-    """Comparisons, steps and fresh tensors: entry by entry, with no derivative."""
+    """Comparisons, steps and new tensors: elementwise, without derivative."""
 
     differentiable = False
     reads_input = False
@@ -136,10 +136,10 @@ class Constant(Rule):
 
 
 class FromOutput(Rule):
-    """An activation whose derivative is read off its result.
+    """An activation whose derivative is a function of its result.
 
     ``times`` multiplies by the derivative: it is called with columns and the result, and with
-    ``grad_input`` for where to write. ``kind`` is what kernels call it, given the result.
+    ``grad_input`` as the output. ``kind`` is the kernels' name of the activation, given the result.
     """
 
     repeatable = True
@@ -162,7 +162,7 @@ class FromOutput(Rule):
         return [self.times(s[0], self.y.tensor.expand_as(s[0]))]
 
     def overwrite(self, s: Tensor) -> Tensor:
-        """Columns at the operand, written over those at the result."""
+        """Columns at the operand, which overwrite those at the result."""
         return self.times(s, self.y.tensor.expand_as(s), grad_input=s)
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:

@@ -27,7 +27,7 @@ class Lookup(Movement):
     """Operand 0 read at an index; the other operands have no derivative."""
 
     def finish(self, call: Call, where: Samples | None) -> None:
-        """Place the samples, and describe a weight that is read."""
+        """Find the samples of the result, and the use of a weight that is read."""
         self.samples = tuple(where for _ in call.outputs)
         if where is not None and call.operands[0].is_weight:
             self.uses[0] = CopyUse(call.operands[0].shape, where, self.pull)
@@ -134,7 +134,7 @@ class IndexPut(Movement):
 
 
 class Places:
-    """What x[indices] reads, as indices into the flattened x."""
+    """x[indices] as indices into the flattened x."""
 
     def __init__(self, call: Call, x: Operand, indices: Sequence[Operand | None]) -> None:
         masks = [
@@ -156,7 +156,7 @@ class Places:
         return aten.index(tensor, [None if kept is None else kept.tensor for kept in self.kept])
 
     def flat(self, device: torch.device) -> Tensor:
-        """The places that are read, in order."""
+        """The flat indices that are read, in order."""
         return self._map(device).reshape(-1)
 
     def read(self, call: Call, x: Operand) -> Samples | None:
@@ -251,7 +251,7 @@ class PartReplaced(Movement):
 
 
 def _one(found: Sequence[Samples | None]) -> Samples | None:
-    """The only place of the samples among operands."""
+    """The samples that all operands have in common."""
     places = set(found) - {None}
     if len(places) > 1:
         raise MixesSamples("its operands hold their samples in different dimensions")

@@ -1,4 +1,4 @@
-"""Writing into a part of a tensor in place, and reading a part of what was written.
+"""In-place writes to a part of a tensor, and reads of a part afterwards.
 
 A part is given by its size, strides and offset in the memory of a contiguous tensor. Both move
 entries and do not change them.
@@ -20,7 +20,7 @@ from lapkernels.rules.shape import Movement
 
 @dataclass(frozen=True)
 class Region:
-    """Where a part lies in a contiguous tensor of shape ``whole``."""
+    """A strided part of a contiguous tensor of shape ``whole``."""
 
     whole: tuple[int, ...]
     size: tuple[int, ...]
@@ -62,7 +62,7 @@ def _match(
 
 
 class PartWrite(Movement):
-    """The whole after a part of it was overwritten: operands are the old whole and the part."""
+    """A tensor after a part of it was overwritten: operands are the old tensor and the part."""
 
     def __init__(self, call: Call, whole: Operand, part: Operand, region: Region) -> None:
         super().__init__(call, whole)
@@ -93,7 +93,7 @@ class PartWrite(Movement):
 
 
 class PartRead(Movement):
-    """A view of a tensor that was written since the view was made."""
+    """A view of a tensor that was written after the view was made."""
 
     def __init__(self, call: Call, whole: Operand, region: Region) -> None:
         super().__init__(call, whole)

@@ -105,7 +105,7 @@ class Affine(Rule):
 
 
 class OwnStatistics(Affine):
-    """Each group by its own statistics: ``view`` is x's shape in groups along ``dims``."""
+    """Each group by its own statistics; ``view`` is x's shape, groups along ``dims``."""
 
     view: tuple[int, ...]
     dims: tuple[int, ...]
@@ -149,7 +149,7 @@ class OwnStatistics(Affine):
 
 @register_rule("aten::native_layer_norm", "aten::_fused_rms_norm")
 class LayerNorm(OwnStatistics):
-    """Over the last dimensions. RMSNorm takes no mean off and has no bias."""
+    """Over the last dimensions. RMSNorm subtracts no mean and has no bias."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ def _statistics(where: Samples | None, out: Tensor) -> Samples | None:
 
 
 def only(s: Sequence[Tensor | None]) -> Tensor:
-    """Columns at the first result, where the others have none."""
+    """Columns at the first result; raises if others have some."""
     one, *rest = s
     if one is None or any(other is not None for other in rest):
         raise Unsupported("has no rule for results other than the first")

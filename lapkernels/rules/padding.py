@@ -22,7 +22,7 @@ _COPIED = {
 
 @register_rule("aten::constant_pad_nd")
 class ConstantPad(Movement):
-    """A constant around, or a part cut off where the padding is negative."""
+    """Constant padding; negative padding crops."""
 
     def __init__(self, call: Call, x: Operand, pad: Sequence[int], value: float = 0) -> None:
         super().__init__(call, x)
@@ -37,7 +37,7 @@ class ConstantPad(Movement):
 
 @register_rule(*_COPIED)
 class CopiedPad(Movement):
-    """Entries near the border once more around it."""
+    """Padding with entries near the border: reflect, replicate, circular."""
 
     def __init__(self, call: Call, x: Operand, padding: Sequence[int]) -> None:
         super().__init__(call, x)

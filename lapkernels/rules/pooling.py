@@ -1,4 +1,4 @@
-"""Pooling over the last two or three dimensions, each channel by itself.
+"""Pooling over the last two or three dimensions, channel by channel.
 
 Max pools copy entries: the Jacobian has entries 0 and 1. An average has one weight w_o for all
 entries of its window, so that (J∘J)^T m = J^T (w m).
@@ -41,7 +41,7 @@ def fold(s: Tensor, spatial: int) -> Tensor:
 
 @register_rule(*_MAX)
 class MaxPool(Movement):
-    """The largest entry of each window; the second result is its place in the channel."""
+    """The largest entry of each window; the second result is its index in the channel."""
 
     makes_new = True
 
@@ -149,7 +149,7 @@ class AdaptiveAveragePool(Average):
 
 @register_rule("aten::max_unpool2d", "aten::max_unpool3d")
 class MaxUnpool(Movement):
-    """The inverse: entries go to the given places of the channel, the rest is zero."""
+    """Max unpooling: entries go to the given indices of the channel, all others are zero."""
 
     def __init__(self, call: Call, x: Operand, index: Operand, *args: Any) -> None:
         super().__init__(call, x)

@@ -1,4 +1,4 @@
-"""Ops that turn, repeat, cut or window a tensor: every entry of the Jacobian is 0 or 1."""
+"""Ops that flip, rotate, repeat, crop or window a tensor: the Jacobian has entries 0 and 1."""
 
 from __future__ import annotations
 
@@ -21,13 +21,15 @@ class Turned(Movement):
     touched: tuple[int, ...]
 
     def place(self, call: Call, x: Operand) -> None:
-        """Samples stay where they are."""
-        self.samples = call.place(x.samples, lambda where: along(where, self.touched, "it turns"))
+        """Samples stay in their dimension."""
+        self.samples = call.place(
+            x.samples, lambda where: along(where, self.touched, "it permutes entries")
+        )
 
 
 @register_rule("aten::flip")
 class Flip(Turned):
-    """Dimensions backwards."""
+    """Dimensions reversed."""
 
     def __init__(self, call: Call, x: Operand, dims: Sequence[int]) -> None:
         super().__init__(call, x)
@@ -43,7 +45,7 @@ class Flip(Turned):
 
 @register_rule("aten::roll")
 class Roll(Turned):
-    """Dimensions shifted round; with no dimension given all entries, in row-major order."""
+    """Cyclic shift of dimensions, or of all entries in row-major order if none is given."""
 
     def __init__(
         self, call: Call, x: Operand, shifts: Sequence[int], dims: Sequence[int] = ()
@@ -63,7 +65,7 @@ class Roll(Turned):
 
 @register_rule("aten::rot90")
 class Rotate(Turned):
-    """A quarter turn in a plane, k times."""
+    """Rotation of a plane by k times 90°."""
 
     def __init__(self, call: Call, x: Operand, k: int = 1, dims: Sequence[int] = (0, 1)) -> None:
         super().__init__(call, x)
@@ -245,7 +247,7 @@ def labels(where: Samples, x: Operand) -> Tensor:
 
 
 def located(where: Samples, found: Tensor) -> Samples:
-    """Where samples lie in a result, from the sample of each of its entries."""
+    """Samples of a result, from the sample of each of its entries."""
     for candidate in candidates(where.count, found.shape):
         rows = candidate.split(found)
         own = torch.arange(where.count, device=found.device)
@@ -255,7 +257,7 @@ def located(where: Samples, found: Tensor) -> Samples:
 
 
 def candidates(count: int, shape: Sequence[int]) -> list[Samples]:
-    """Every place for so many samples in a tensor of this shape."""
+    """All possible layouts of ``count`` samples in a tensor of this shape."""
     return [
         Samples(count, dim, size // (count * inner), inner)
         for dim, size in enumerate(shape)

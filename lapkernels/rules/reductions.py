@@ -28,7 +28,7 @@ _CONSTANT = ("all", "any", "argmax", "argmin", "count_nonzero")
 
 
 class Reduction(Rule):
-    """Where the samples go, and how a result is repeated over the reduced dimensions."""
+    """Samples of the result, and its expansion over the reduced dimensions."""
 
     repeatable = True
 
@@ -44,7 +44,7 @@ class Reduction(Rule):
         self.count = prod(x.shape[d] for d in self.dims)
 
     def repeated(self, s: Tensor) -> Tensor:
-        """[V, *out] with the reduced dimensions back, as dimensions of one entry."""
+        """[V, *out] with the reduced dimensions kept, of size one."""
         return s.reshape(s.shape[0], *self.kept_sizes)
 
 
@@ -146,7 +146,7 @@ class CumulativeSum(Movement):
 
 @register_rule("aten::sort", "aten::topk", "aten::cummax", "aten::cummin")
 class Selected(Movement):
-    """Entries of a dimension, chosen by their values; the second result says which."""
+    """Entries of a dimension selected by value; the second result has their indices."""
 
     def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
         super().__init__(call, x)
@@ -163,7 +163,7 @@ class Selected(Movement):
 
 
 def dimensions(dim: Any, rank: int) -> tuple[int, ...]:
-    """The dimensions an op's argument names: none and the empty list mean all."""
+    """The dimensions that an op's argument names; None and the empty list mean all."""
     if dim is None or (isinstance(dim, (list, tuple)) and not dim):
         return tuple(range(rank))
     chosen = dim if isinstance(dim, (list, tuple)) else [dim]

@@ -1,4 +1,4 @@
-"""Images and sequences at another size, each channel by itself.
+"""Resizing of images and sequences, channel by channel.
 
 Nearest-neighbour copies entries. All others are linear and work along one dimension after the
 other: J = A_1 ⊗ A_2 ⊗ ..., with A_d [out, in] the interpolation matrix of dimension d, so that
@@ -65,7 +65,7 @@ class Resize(Rule):
 
 @register_rule(*_NEAREST)
 class Nearest(Resize):
-    """Copies of entries. Those of each entry lie together where sizes grow by whole numbers."""
+    """Copies of entries, adjacent where sizes grow by whole factors."""
 
     def __init__(self, call: Call, x: Operand, size: Sequence[int] | None, *args: Any) -> None:
         super().__init__(call, x, size, *args)

@@ -1,4 +1,4 @@
-"""Entries sent to places along a dimension: out = x, with entries of a source written or added.
+"""Scatter along a dimension: out = x, with entries of a source written or added.
 
 Operands are x, the index and, if it is a tensor, the source.
 """

@@ -1,4 +1,4 @@
-"""Ops that move entries and do not change them: every entry of the Jacobian is 0 or 1.
+"""Ops that move entries without changing them: every entry of the Jacobian is 0 or 1.
 
 A diagonal then passes as a column does, since J[o, i]² = J[o, i].
 """
@@ -19,7 +19,7 @@ from lapkernels.rules.elementwise import sum_to_shape
 
 
 class Movement(Rule):
-    """A rule with one way to pass columns and diagonals."""
+    """A rule that passes diagonals as it passes columns."""
 
     repeatable = True
 
@@ -39,7 +39,7 @@ class Movement(Rule):
 
     @property
     def one_to_one(self) -> bool:
-        """Whether every entry is moved to one place, so that there is a ``push``."""
+        """Whether the op is one to one, so that there is a ``push``."""
         return type(self).push is not Movement.push
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
@@ -73,7 +73,7 @@ class Reshape(Movement):
 
 @register_rule("aten::clone", "aten::_to_copy", "aten::contiguous")
 class Copy(Movement):
-    """The same tensor in another place, memory format or dtype."""
+    """The same tensor on another device, in another memory format or dtype."""
 
     def __init__(self, call: Call, x: Operand, **kwargs: Any) -> None:
         super().__init__(call, x)
@@ -193,7 +193,7 @@ class Split(Movement):
 
 @register_rule("aten::cat", "aten::stack")
 class Concatenate(Movement):
-    """Tensors one after the other along a dimension, old or new."""
+    """cat and stack."""
 
     def __init__(self, call: Call, parts: list[Operand], dim: int = 0) -> None:
         super().__init__(call, parts[0])

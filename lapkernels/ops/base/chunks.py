@@ -1,15 +1,15 @@
-"""Columns and samples a few at a time, where something needs the Jacobian G [V, N, P] itself."""
+"""Columns and samples a few at a time, where the Jacobian G [V, N, P] itself is needed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-# Entries of G that are in memory at a time.
+# Entries of G in memory at a time.
 CHUNK = 1 << 20
 
 
 def slices(count: int, step: int) -> Iterator[slice]:
-    """0 to ``count`` in steps."""
+    """Slices of 0 to ``count`` in steps."""
     for first in range(0, count, step):
         yield slice(first, min(first + step, count))
 

@@ -1,4 +1,4 @@
-"""What the ops on a layer's weight share: windows of the large grid, shapes, checks, bias."""
+"""Shared by the ops on a layer's weight: windows of the large grid, shapes, checks, bias."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def library_input(
 ) -> tuple[Tensor, list[int]]:
     """(input, padding) with which torch's convolution makes exactly ``positions``.
 
-    ``large`` itself where symmetric padding does it, else a padded copy.
+    ``large`` itself if symmetric padding suffices, else a padded copy.
     """
     taps = (tuple(kernel_size), tuple(stride), tuple(padding), tuple(dilation))
     if _made_by_library(large.shape[2:], *taps) == tuple(positions):
@@ -96,7 +96,7 @@ def _made_by_library(
     padding: Sequence[int],
     dilation: Sequence[int],
 ) -> tuple[int, ...]:
-    """Positions that torch's convolution makes, with the same padding on either side."""
+    """Number of positions of torch's convolution, with the same padding on both sides."""
     return tuple(
         (length + 2 * pad - spread * (kernel - 1) - 1) // step + 1
         for length, pad, spread, kernel, step in zip(
@@ -201,7 +201,7 @@ def canonical(
 ) -> tuple[Tensor, Tensor, list[int], list[int], list[int], list[int], int]:
     """Arguments of the registered ops for ``s`` [V, N, O, ...] and ``x`` [N, I, ...], after checks.
 
-    ``name`` is what the caller's user calls ``s``.
+    ``name`` is the user's name of ``s``, for messages.
     """
     check_real(name, s)
     check_same("x", x, **{name: s})
@@ -237,7 +237,7 @@ def position_sums(s: Tensor, geometry: Geometry, variance: Tensor | None = None)
 
 
 def pad_input(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
-    """Apply a padding mode other than zeros to ``x``, which no kernel needs to know then."""
+    """Apply a padding mode other than zeros to ``x``; kernels pad with zeros only."""
     if geometry.padding_mode == "zeros":
         return x, geometry
     sides = [side for pair in reversed(geometry.padding) for side in pair]

@@ -1,4 +1,4 @@
-"""How a weight-shared layer reads its input: Linear, ConvNd and ConvTransposeNd in one description.
+"""The geometry of a layer: Linear, ConvNd and ConvTransposeNd in one description.
 
 Every layer is seen as a correlation between a tensor on a small grid and one on a large grid,
 
@@ -37,10 +37,10 @@ _CONVOLUTIONS = (
 class Geometry:
     """Kernel taps of a layer, and where they fall on its input.
 
-    ``padding`` holds one (before, after) pair a dimension. No dimensions at all is a Linear layer:
-    its tensors keep their features last, ``x`` [N, ..., I], where a convolution has [N, I, ...];
-    ``is_linear`` tells. ``arguments`` is (stride, padding before, dilation, groups) in the form the
-    registered ops take, a Linear layer being one tap over one dimension; not to be changed.
+    ``padding`` holds one (before, after) pair a dimension. A Linear layer has no dimensions: its
+    tensors keep their features last, ``x`` [N, ..., I], where a convolution has [N, I, ...];
+    ``is_linear`` tells. ``arguments`` is (stride, padding before, dilation, groups) as the
+    registered ops take them, with one tap over one dimension for a Linear layer; read-only.
     """
 
     kernel_size: tuple[int, ...] = ()
@@ -78,7 +78,7 @@ class Geometry:
             raise ValueError("a transposed convolution has padding_mode 'zeros' only")
         if not self.transposed and any(self.output_padding):
             raise ValueError(f"output_padding={self.output_padding} is for transposed layers")
-        # Set here, as the lock of a cached property, in Python before 3.12, would break a compiled
+        # Set here: before Python 3.12 a cached property holds a lock, which breaks a compiled
         # graph.
         before = [pair[0] for pair in self.padding]
         taps = (list(self.stride), before, list(self.dilation), self.groups)
@@ -98,7 +98,7 @@ class Geometry:
         transposed: bool = False,
         output_padding: int | tuple[int, ...] = 0,
     ) -> Geometry:
-        """Geometry from the words of ``nn.ConvNd``; an int stands for ``dims`` equal entries."""
+        """Geometry from the arguments of ``nn.ConvNd``; an int means ``dims`` equal entries."""
         kernel = _repeat(kernel_size, dims)
         steps, spread = _repeat(stride, len(kernel)), _repeat(dilation, len(kernel))
         if isinstance(padding, str):
@@ -159,13 +159,13 @@ class Geometry:
             )
 
     def without_padding(self) -> Geometry:
-        """The same layer on an input that was padded beforehand."""
+        """The same layer on an already padded input."""
         none = tuple((0, 0) for _ in self.kernel_size)
         return replace(self, padding=none, padding_mode="zeros")
 
     @property
     def taps(self) -> list[int]:
-        """The kernel's size in the form the registered ops take: one tap for a Linear layer."""
+        """The kernel's size as the registered ops take it: one tap for a Linear layer."""
         return list(self.kernel_size) or [1]
 
     @cached_property
@@ -182,9 +182,9 @@ R = TypeVar("R")
 
 
 def once_per_size(check: Callable[P, R]) -> Callable[P, R]:
-    """A function of sizes and geometry alone, computed once for each: a small op is mostly checks.
+    """Cache a function of sizes and geometry: checks dominate the cost of a small op.
 
-    Sizes that stand for a traced program's own are not kept.
+    Symbolic sizes of a traced program are not cached.
     """
     kept = lru_cache(maxsize=1024)(check)
 
@@ -254,7 +254,7 @@ def check_same(reference: str, tensor: Tensor, **others: Tensor | None) -> None:
             continue
         if other.dtype != tensor.dtype:
             raise TypeError(f"{name} has dtype {other.dtype}, but {reference} has {tensor.dtype}")
-        # Asking for a device makes an object of it.
+        # Reading a tensor's device makes a new object.
         if not (other.is_cpu and tensor.is_cpu) and other.device != tensor.device:
             raise ValueError(f"{name} is on {other.device}, but {reference} is on {tensor.device}")
 
@@ -278,7 +278,7 @@ def _repeat(value: int | tuple[int, ...], dims: int) -> tuple[int, ...]:
 def _named_padding(
     name: str, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
 ) -> tuple[tuple[int, int], ...]:
-    """'valid' pads nothing; 'same' keeps the size, an odd pad falling after, as torch does."""
+    """'valid' is zero; 'same' keeps the size, with the odd one at the end, as in torch."""
     if name == "valid":
         return tuple((0, 0) for _ in kernel)
     if name != "same":

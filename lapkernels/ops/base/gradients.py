@@ -1,4 +1,4 @@
-"""How registered ops are differentiated: what is saved, and which backward runs."""
+"""Gradients of registered ops: what is saved, and which backward runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def tensors_of(values: Sequence[Any]) -> list[Tensor]:
 
 
 def save_arguments(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keep every argument: tensors through autograd's own saving, the rest as they are."""
+    """Save every argument: tensors by ``save_for_backward``, all others on the context."""
     ctx.save_for_backward(*tensors_of(inputs))
     ctx.layout = [
         len(value) if is_tensor_list(value) else isinstance(value, Tensor) for value in inputs
@@ -50,7 +50,7 @@ def backward_of(
                 values.append(value)
             else:
                 values.append([next(saved) for _ in range(count)])
-        # Grad mode is on in a backward pass that is to be differentiated itself.
+        # Grad mode is on in a backward pass with create_graph.
         lists = any(is_tensor_list(value) for value in values)
         chosen = twice if torch.is_grad_enabled() and not lists else backward
         return chosen(grad, *values, needs=ctx.needs_input_grad)

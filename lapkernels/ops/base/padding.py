@@ -23,7 +23,7 @@ from lapkernels.ops.base.geometry import Geometry, once_per_size
 
 
 class _Axis(NamedTuple):
-    """One dimension: the input index behind every padded index, and where two taps meet.
+    """One dimension: the input index of every padded index, and pairs of taps that read one pixel.
 
     ``meetings[a, b]``: the output positions at which taps a and b read one pixel, and that pixel.
     """
@@ -36,7 +36,7 @@ def fold_padding(
     m: Tensor, weight: Tensor, size: tuple[int, ...], geometry: Geometry, op: Callable[..., Tensor]
 ) -> Tensor:
     """m at the input, [N, I, *size]; ``op`` is the squared convolution without padding."""
-    # Tensors of another type, such as a tracer's, would leave their like among what is kept.
+    # Tensor subclasses, such as a tracer's, would put their own kind into the cache.
     find = _kept_axes if type(m) is Tensor else _axes
     axes = find(size, tuple(m.shape[2:]), geometry, m.device)
     bare = geometry.without_padding()
@@ -53,7 +53,7 @@ def fold_padding(
 def _axes(
     size: tuple[int, ...], output: tuple[int, ...], geometry: Geometry, device: torch.device
 ) -> list[_Axis]:
-    """Found on the host, which knows all sizes, and copied to the device."""
+    """Computed on the host, where all sizes are known, and copied to the device."""
     axes = []
     for d, length in enumerate(size):
         index = torch.arange(length, dtype=torch.float64, device="cpu").reshape(1, 1, length)
@@ -71,7 +71,7 @@ def _axes(
     return axes
 
 
-# A copy would make the host wait for a GPU at every call.
+# Cached, as a copy would synchronise with the GPU at every call.
 _kept_axes = once_per_size(_axes)
 
 

@@ -1,8 +1,8 @@
 """Registration of ops with torch: dispatch, fake, accumulating form and gradient by one call.
 
 An op computes one tensor. It is registered twice: ``lapkernels::name`` returns it, and
-``lapkernels::name_`` writes ``out <- decay * out + scale * value`` into a buffer. Its compiled
-kernels have that second form alone, so accumulation never needs a temporary.
+``lapkernels::name_`` writes ``out <- decay * out + scale * value`` into a buffer. Compiled kernels
+have only the second form, so accumulation needs no temporary.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def route(tensors: Sequence[Tensor]) -> Route:
     if torch.compiler.is_compiling():
         return Route.DISPATCHER
     wants_grad = torch.is_grad_enabled()
-    # Outside of forward mode its level is -1, and no tensor has a tangent.
+    # Level -1 is outside of forward mode, where no tensor has a tangent.
     has_tangents = getattr(forward_ad, "_current_level", 0) >= 0
     found = Route.DIRECT
     for tensor in tensors:
@@ -59,7 +59,7 @@ def route(tensors: Sequence[Tensor]) -> Route:
 
 
 def needs_graph(*tensors: Tensor | None) -> bool:
-    """Whether autograd is to see a call on these tensors."""
+    """Whether autograd has to record a call on these tensors."""
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
@@ -95,7 +95,7 @@ class Op:
         tensors = self.tensors(arguments)
         device = "cpu" if tensors[0].is_cpu else tensors[0].device.type
         if torch.is_autocast_enabled(device):
-            # The reference and torch's own products would be rounded, the kernels not.
+            # Autocast would round the reference and torch's own products, but not the kernels.
             with torch.autocast(device, enabled=False):
                 return self(*arguments, out=out, decay=decay, scale=scale)
         if out is None:
@@ -131,7 +131,7 @@ class ListUpdate:
     reference: Callable[..., None]
 
     def __call__(self, *arguments: Any, like: Sequence[Tensor] | None = None) -> None:
-        """Change the tensors. Those that others are ``like`` decide who serves."""
+        """Change the tensors. The backend is chosen by the list ``like``."""
         tensors = tensors_of(arguments) if like is None else like
         way = route(tensors)
         if way is Route.DIRECT:
@@ -253,7 +253,7 @@ def accumulate(out: Tensor, value: Tensor, decay: float, scale: float) -> Tensor
 
 
 def tensor_finder(arguments: str) -> Callable[[Sequence[Any]], list[Tensor]]:
-    """``tensors_of`` for the arguments of one schema, which says where tensors are."""
+    """``tensors_of`` specialised to the arguments of one schema."""
     kinds = [argument.split()[0] for argument in arguments.split(", ")]
     if "Tensor[]" in kinds:
         return tensors_of

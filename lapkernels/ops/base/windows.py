@@ -1,7 +1,7 @@
-"""What the ops on receptive-field windows share: which entries a tap meets, and checks.
+"""Shared by the ops on receptive-field windows: the entries that a tap joins, and checks.
 
-A window holds the part of a tensor that one output pixel can reach. There is one for each sample
-and pixel of a tile; these lanes come last in memory, so that a weight is one number for all.
+A window is the part of a tensor that one output pixel can reach. There is one for each sample and
+pixel of a tile; these lanes are last in memory, so that a weight is one number for a vector.
 Tap k joins entry t of the small window to entry t * stride + k * dilation - offset of the large.
 """
 
@@ -13,7 +13,7 @@ from itertools import product
 import torch.nn.functional as F
 from torch import Tensor
 
-# Where the taps fall: the arguments that all ops on windows have.
+# The geometry arguments of all ops on windows.
 PLACES = "int[] stride, int[] dilation, int[] offset, int groups"
 
 
@@ -89,7 +89,7 @@ def check_places(
     offset: Sequence[int],
     groups: int,
 ) -> None:
-    """Raise unless these say where the taps of a kernel of one to three dimensions fall."""
+    """Raise unless these are the geometry of a kernel of one to three dimensions."""
     dims = len(kernel_size)
     if not 1 <= dims <= 3:
         raise ValueError(f"kernel_size={tuple(kernel_size)} must have one to three entries")

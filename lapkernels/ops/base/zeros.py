@@ -41,7 +41,7 @@ def can_skip_zeros(s: Tensor, geometry: Geometry) -> bool:
         or not s.is_cpu
         or s.dtype not in DTYPES
         or s.numel() == 0
-        or s.shape[3:].numel() == 1  # an outer product, which torch's matrix products do best
+        or s.shape[3:].numel() == 1  # an outer product: torch's GEMM is faster
         or route([s]) is not Route.DIRECT
     )
 
@@ -49,11 +49,11 @@ def can_skip_zeros(s: Tensor, geometry: Geometry) -> bool:
 def mostly_zero(s: Tensor, geometry: Geometry) -> bool:
     """Whether an op that skips shared zeros of ``s`` [V, N, O, *out] should serve this layer.
 
-    Columns behind ReLU and max-pooling share their zeros, so some entries of the first one tell.
-    It is a guess about speed: the ops are exact for all columns.
+    Columns behind ReLU and max-pooling share their zeros, so some entries of the first one show it.
+    Only speed depends on it: the ops are exact for all columns.
     """
     if not serving.zeros_looked_for(s.numel()) or not can_skip_zeros(s, geometry):
         return False
-    # An odd step does not stay at one side of the images.
+    # An odd step samples all image columns.
     some = s[0].flatten()[:: s[0].numel() // LOOKED_AT | 1]
     return serving.zeros_skipped(int(torch.count_nonzero(some)), some.numel())

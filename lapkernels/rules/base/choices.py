@@ -1,4 +1,4 @@
-"""Ways to the same numbers that differ in cost alone, and how to force one of them.
+"""Strategies that give the same numbers at different cost, and how to force one.
 
 compressed   fewer columns behind a bottleneck
 windows      columns of an image carried as windows of it
@@ -25,9 +25,9 @@ _forced: ContextVar[Mapping[str, bool] | None] = ContextVar("lapkernels_choices"
 
 @contextmanager
 def forced(**choices: bool) -> Iterator[None]:
-    """Take ways wherever there are any (True), or nowhere (False), whatever they cost.
+    """Use strategies wherever they apply (True), or nowhere (False), whatever they cost.
 
-    For tests, and for benchmarks of the choice that is made otherwise.
+    For tests, and for benchmarks of the cost model.
     """
     unknown = set(choices) - set(get_args(Choice))
     if unknown:
@@ -40,12 +40,12 @@ def forced(**choices: bool) -> Iterator[None]:
 
 
 def choice(kind: Choice) -> bool | None:
-    """Whether a way is forced, or forbidden, or left to its cost (None)."""
+    """Whether a strategy is forced (True), forbidden (False), or left to its cost (None)."""
     return (_forced.get() or {}).get(kind)
 
 
 def all_forced() -> tuple[tuple[str, bool], ...]:
-    """The ways that are forced or forbidden now."""
+    """The strategies that are forced or forbidden now."""
     return tuple((_forced.get() or {}).items())
 
 

@@ -1,6 +1,6 @@
-"""A weight seen as a value of the samples: repeated for each, or in a batch of one as it is.
+"""A weight as a value of the samples: repeated for each, or unchanged in a batch of one.
 
-The Jacobian of the weight is then the column itself, summed over what it was repeated along.
+The Jacobian of the weight is then the column, summed over the repeated dimensions.
 """
 
 from __future__ import annotations

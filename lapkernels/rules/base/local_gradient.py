@@ -28,7 +28,7 @@ VECTORISED = frozenset(
 class LocalGradient(Rule):
     """Columns through an op by autograd on the op alone.
 
-    ``samples`` are given by those who know the op; otherwise the op is tried on one sample alone.
+    Callers that know the op give ``samples``; otherwise the op is tried on one sample alone.
     The diagonal is exact and slow: as many columns as a sample has results.
     """
 
@@ -175,7 +175,7 @@ def _compare(whole: Tensor, one: Tensor, count: int, n: int) -> Samples | None:
 
 
 def _marked(value: Any) -> Any:
-    """An argument with the class itself where an operand stands, and no tensor in it."""
+    """An argument with operands replaced by their class, so that it holds no tensor."""
     if isinstance(value, Operand):
         return Operand
     if isinstance(value, (list, tuple)):
@@ -186,7 +186,7 @@ def _marked(value: Any) -> Any:
 def filler(
     args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Callable[[Sequence[Tensor]], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Put tensors back where the operands stood among the arguments."""
+    """Replace the operands among the arguments by tensors."""
     marked, named = _marked(args), {name: _marked(value) for name, value in kwargs.items()}
 
     def fill(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,8 +1,8 @@
-"""What a rule is: the derivative of one call of one op, for columns and for diagonals.
+"""The interface of a rule: the derivative of one call of one op, for columns and diagonals.
 
 A rule is built while the model runs, from the op's arguments and its result. It says where the
-samples of the result lie and keeps what the derivative needs, no more. Later it carries columns or
-a diagonal from the result to the operands:
+samples of the result lie and keeps only what the derivative needs. Later it pulls columns or a
+diagonal back from the result to the operands:
 
     columns   s [V, *out] -> [V, *in],   s_in = J^T s, for all V columns and the whole batch at once
     diagonal  m [*out]    -> [*in],      m_in[i] = sum_o J[o, i]² m[o]
@@ -26,7 +26,7 @@ from lapkernels.rules.base.uses import Use
 
 
 class Unsupported(NotImplementedError):
-    """A quantity that has no rule for an op, with the methods that do without it."""
+    """An op has no rule for a quantity; the message names methods that need none."""
 
 
 class Kept:
@@ -91,7 +91,7 @@ class Call:
         return elementwise([(o.samples, o.shape) for o in self.operands], tuple(self.out.shape))
 
     def move(self, samples: Samples | None, place: Callable[[Samples], Samples]) -> Samples | None:
-        """Samples in the result; in a batch of one there is nothing to follow."""
+        """Samples in the result; in a batch of one nothing is tracked."""
         if samples is None:
             return None
         return follow(1, self.out.shape) if samples.count == 1 else place(samples)
@@ -144,14 +144,14 @@ class Rule:
     samples: tuple[Samples | None, ...] = ()
     uses: dict[int, Use] = field(default_factory=dict)
 
-    # Whether the rule reads its first operand's values, which an in-place op is about to overwrite.
+    # Whether the rule reads its first operand, which an in-place op overwrites.
     reads_input = True
-    # Whether its columns are new tensors, which no one else holds.
+    # Whether its columns are new tensors, which the caller may overwrite.
     makes_new = False
-    # Whether it has a ``slope``, and whether it can pass a diagonal through one on the way.
+    # Whether it has a ``slope``, and whether it can multiply a diagonal by the slope of ``before``.
     is_activation = False
     passes_activation = False
-    # Whether it holds no tensors but ``Kept`` ones: with others in these it serves a like call.
+    # Whether all its tensors are ``Kept``: with these replaced it serves another equal call.
     repeatable = False
     # Whether the result depends on the operands in a way that has a derivative.
     differentiable = True
@@ -179,8 +179,8 @@ class Rule:
     ) -> Tensor | None:
         """Variance at the result from those at operands ``x`` and of ``weights``, by operand.
 
-        The first is at the operand of ``before`` if that is given. None if the transpose of
-        ``diagonal`` has to serve.
+        The first is at the operand of ``before`` if that is given. None: the caller transposes
+        ``diagonal``.
         """
         return None
 

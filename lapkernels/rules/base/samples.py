@@ -2,7 +2,7 @@
 
 Reshapes merge the sample dimension with others: attention works on [T * N, E], a video network on
 [N * frames, C, H, W]. A quantity per sample is right only if it is known which entry belongs to
-which sample, so this is followed exactly from op to op, and an op that mixes samples is refused.
+which sample, so this is tracked exactly from op to op, and an op that mixes samples is refused.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class MixesSamples(ValueError):
-    """An op whose result for one sample depends on another, or hides which is which."""
+    """An op whose result for one sample depends on another, or whose samples cannot be tracked."""
 
 
 class RandomResult(ValueError):

@@ -1,9 +1,9 @@
 """Columns that are one matrix for all samples, up to a factor for each sample.
 
 A constant output Hessian has the same columns for all samples. They stay the same through linear
-layers, and an activation turns them into s[v, n, f] = rows[v, f] factor[n, f]. The linear layer
+layers, and behind an activation they are s[v, n, f] = rows[v, f] factor[n, f]. The linear layer
 below multiplies them by its weight: with V columns and J features there, the N F J entries of
-factor[n, f] weight[f, j] are fewer than the V N F of s, which need not be made.
+factor[n, f] weight[f, j] may be fewer than the V N F of s, which are then never computed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def shared_product(s: Tensor, matrix: Tensor) -> Tensor:
-    """s @ matrix for columns [V, N, F]; those that are the same for all samples only once."""
+    """s @ matrix for columns [V, N, F]; once if they are the same for all samples."""
     if not is_shared(s):
         return s @ matrix
     return banded_product(s[:, 0], matrix).unsqueeze(1).expand(-1, s.shape[1], -1)

@@ -1,6 +1,6 @@
-"""How a weight enters a call: what one layer's parameters contribute to the curvature.
+"""How a parameter enters a call, and its share of the curvature.
 
-A use turns columns at the call's result into the Jacobian of the weight, one block for each sample,
+A use computes the Jacobian of the weight from columns at the call's result, for each sample
 
     G_{n,v} = d (s_v . out_n) / d weight,    [V, N, *weight.shape],
 
@@ -47,7 +47,7 @@ class Use(ABC):
     def squared(self, m: Tensor) -> Tensor:
         """sum_n sum_j J_n[j, p]² m_n[j] for each entry p of the weight, from ``m`` [*out].
 
-        A new tensor, which no one else holds.
+        A new tensor, which the caller may overwrite.
         """
 
     def squared_sum(self, s: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class Use(ABC):
         return total
 
     def chunks(self, s: Tensor) -> Iterator[tuple[slice, slice]]:
-        """Columns and samples whose G is to be in memory at a time."""
+        """Slices of columns and samples whose G is in memory at a time."""
         return jacobian_chunks(s.shape[0], self.count, prod(self.shape))
 
 
@@ -87,7 +87,7 @@ class Use(ABC):
 class WeightUse(Use):
     """A layer z = W * x described by a geometry; ``x()`` is [N, I, *in] or, for Linear, [N, T, I].
 
-    ``arrange`` turns columns at the call's result into [V, N, O, *out] ([V, N, T, O] for Linear).
+    ``arrange`` views columns at the call's result as [V, N, O, *out] ([V, N, T, O] for Linear).
     ``flipped`` says that the weight is stored as [I, O], Linear only.
     """
 
@@ -103,7 +103,7 @@ class WeightUse(Use):
 
     @property
     def positions(self) -> int:
-        """T: how often the weight is applied in one sample."""
+        """T, the number of positions of a sample at which the weight is applied."""
         x = self.x()
         if self.geometry.is_linear:
             return x.shape[1:-1].numel()
@@ -129,7 +129,7 @@ class WeightUse(Use):
         if not self.geometry.is_linear:
             super().add_jacobian(g, s, rows)
             return
-        # A matrix may be large: the product adds to what is there, with no G of its own.
+        # A matrix may be large: the product is added in place, without a second G.
         entry, x = self.arrange(s)[:, rows].flatten(2, -2), self.x()[rows].flatten(1, -2)
         for known, one in zip(g, entry, strict=True):
             left, right = (x, one) if self.flipped else (one, x)
@@ -145,7 +145,7 @@ class WeightUse(Use):
     def squared_sum(self, s: Tensor) -> Tensor:
         entry = self.arrange(s)
         if self.geometry.is_linear and self.positions == 1:
-            # G is an outer product: sum_v G² needs no more than the second moment of the columns.
+            # G is an outer product: sum_v G² needs only the second moment of the columns.
             same = entry.stride(1) == 0
             m = (entry[:, :1] if same else entry).square().sum(0).expand(entry.shape[1:])
             return self.stored(m[:, 0].mT @ self.x()[:, 0].square())
@@ -166,7 +166,7 @@ class WeightUse(Use):
 class RowsUse(WeightUse):
     """A matrix [O, I] times one row for each sample: G = s xᵀ with columns s [V, N, O].
 
-    ``rows()`` is x [N, I]. Diagonals and columns that are the same for all samples are taken once.
+    ``rows()`` is x [N, I]. Diagonals and columns that are the same for all samples are used once.
     """
 
     rows: Callable[[], Tensor] = field(kw_only=True)
@@ -243,7 +243,7 @@ class ScaleUse(Use):
 class ProductUse(Use):
     """Several weights, each in a product of its own: out[b, t] = x[b, t] weight[b].
 
-    ``x()`` is [N, B, T, I] and ``arrange`` turns columns into [V, N, B, T, O]. The weight is
+    ``x()`` is [N, B, T, I] and ``arrange`` views columns as [V, N, B, T, O]. The weight is
     [B, I, O], [B, O, I] if ``flipped``, or without those of its dimensions that have one entry.
     """
 
@@ -269,9 +269,9 @@ class ProductUse(Use):
 class OwnEntriesUse(Use):
     """A weight with entries of its own for each sample, such as one that was repeated for them.
 
-    ``samples`` are those of the weight. ``gradient`` turns columns into d (s_v . out) / d weight,
-    [V, *shape], and ``squares`` a diagonal into sum_j J[j, p]² m[j]: entries of one sample meet
-    that sample only.
+    ``samples`` are those of the weight. From columns ``gradient`` gives d (s_v . out) / d weight,
+    [V, *shape], and from a diagonal ``squares`` gives sum_j J[j, p]² m[j]; entries of one sample
+    depend on that sample only.
     """
 
     shape: tuple[int, ...]
@@ -304,7 +304,7 @@ class OwnEntriesUse(Use):
 def own_copy(
     shape: tuple[int, ...], samples: Samples, pull: Callable[[Tensor], Tensor]
 ) -> OwnEntriesUse:
-    """Use of a weight whose entries are copied, each to a place of the sample it belongs to."""
+    """Use of a weight whose entries are copied, each within the sample it belongs to."""
     return OwnEntriesUse(shape, samples, pull, lambda m: pull(m.unsqueeze(0))[0])
 
 
@@ -403,7 +403,7 @@ class GenericUse(Use):
 
 @dataclass(frozen=True)
 class CopyUse(GenericUse):
-    """A weight whose entries are copied to places that may depend on the sample: J is 0 or 1."""
+    """A weight whose entries are copied to indices that may depend on the sample: J is 0 or 1."""
 
     def squared(self, m: Tensor) -> Tensor:
         return self.pull(m.unsqueeze(0))[0].clone()

@@ -1,8 +1,8 @@
-"""Which pixels of an output the lanes of windows stand for, and what their windows hold.
+"""The lanes of windows: output pixels, and where their windows lie in a value.
 
-Lane (n, q) belongs to sample n and to the pixel at q of a grid, of which a tile or some points are
-taken. Along each dimension its window of a value starts at ``step * q + first`` of the value's
-image, and may stick out of it.
+Lane (n, q) belongs to sample n and to pixel q of a grid: all pixels of a tile, or selected ones.
+Along each dimension its window of a value starts at ``step * q + first`` of the value's image, and
+may extend beyond it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Place:
     width: tuple[int, ...]
 
     def union(self, other: Place) -> Place:
-        """The smallest windows that hold both."""
+        """The smallest windows that contain both."""
         first = tuple(map(min, self.first, other.first))
         ends = [
             max(a + u, b + v)
@@ -43,14 +43,14 @@ def cut(x: Tensor, ranges: Sequence[tuple[int, int]]) -> Tensor:
     """Entries from a first to before an end along each of the last dimensions, zero outside."""
     sides: list[int] = []
     for d, (first, end) in enumerate(reversed(ranges), 1):
-        # Of a range wholly outside nothing is left, and torch takes no more away than there is.
+        # A range wholly outside is empty; torch cannot crop more than the size.
         before = max(-x.shape[-d], min(-first, end - first))
         sides += [before, end - first - x.shape[-d] - before]
     return F.pad(x, sides)
 
 
 class Lanes(ABC):
-    """L = ``count`` * ``pixels`` lanes: so many pixels of each sample."""
+    """L = ``count`` * ``pixels`` lanes, ``pixels`` of each sample."""
 
     count: int
 

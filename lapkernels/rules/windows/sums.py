@@ -1,6 +1,6 @@
-"""What columns as windows bring to a weight: sums of squares, and variances of lanes.
+"""A weight's share of columns as windows: sums of squares, and variances of lanes.
 
-A use that has no way for windows gives None: the columns are placed into images for it.
+None for a use that cannot take windows: its columns are then expanded into images.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _layer_variances(use: WeightUse, window: Window, variance: Tensor) -> Tensor
     taps = Geometry.conv(given.kernel_size, given.stride, 0, given.dilation, given.groups)
     if not given.transposed:
         return ops.jacobian_squared_dot(s, x, variance, taps).T
-    # The other way round: x is what the taps of s are added up with.
+    # With the roles exchanged: x is the kernel that s is correlated with.
     met: list[tuple[int, int]] = []
     for d, first in enumerate(offset):
         reach = given.dilation[d] * (given.kernel_size[d] - 1)

@@ -2,7 +2,7 @@
 
 A column that starts at one pixel is zero outside its receptive field. All columns of a tile of
 pixels are kept together, lanes last: s [V, C, *width, L] with a lane for each sample and pixel.
-Where a window sticks out of its image its entries are zero.
+Where a window extends beyond its image its entries are zero.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from lapkernels.rules.resampling import Nearest
 from lapkernels.rules.shape import Concatenate
 from lapkernels.rules.windows.lanes import Lanes, Place
 
-# Rules of ops that act entry by entry, or on each entry of a channel alike.
+# Rules of elementwise ops, and of ops with one number a channel.
 POINTWISE = (Elementwise, FromOutput, RunningStatistics)
 
 
 @dataclass(frozen=True)
 class Window:
-    """Columns ``s`` [V, C, *width, L] at a place.
+    """Columns ``s`` [V, C, *width, L] as windows.
 
     ``clean`` says that entries outside the image are zero already.
     """
@@ -55,7 +55,7 @@ class Window:
         return self.lanes.gather(x, self.place)
 
     def moved(self, place: Place) -> Window:
-        """The same in windows that hold these."""
+        """The same columns in larger windows."""
         if place == self.place:
             return self
         sides: list[int] = [0, 0]
@@ -91,9 +91,9 @@ class Window:
 def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
     """Windows at a layer's input from those at its output, and the offset between their starts.
 
-    Position t of the small grid meets t * stride + k * dilation - offset of the large one, both
-    counted from the start of their windows. Where a transposed convolution with gaps between its
-    taps has no input, the window is one entry that meets none of the large one.
+    Position t of the small grid is read at t * stride + k * dilation - offset of the large one,
+    both relative to the start of their windows. Where a transposed convolution with gaps between
+    its taps has no input, the window is one entry that no tap reads.
     """
     below, offset = [], []
     for d, (step, first, width) in enumerate(
@@ -157,7 +157,7 @@ def place_below(rule: Rule, place: Place) -> Place | None:
 
 
 class NotAligned(ValueError):
-    """Pixels must be taken in steps of a multiple of ``factor`` along dimension ``dim``."""
+    """Pixels are needed in steps of a multiple of ``factor`` along dimension ``dim``."""
 
     def __init__(self, dim: int, factor: int) -> None:
         super().__init__(dim, factor)
@@ -210,7 +210,7 @@ def _layer_below(rule: Rule, window: Window, factor: Tensor | None) -> Window:
 
 
 def _max_pool_below(rule: MaxPool, window: Window) -> Window:
-    """Each entry goes to the tap that was largest."""
+    """Each entry goes to the tap of the maximum."""
     geometry = layer_of(rule)
     assert geometry is not None
     place, _ = through(geometry, window.place)
@@ -246,6 +246,6 @@ def _largest_tap(rule: MaxPool, geometry: Geometry) -> Tensor:
 def derivatives(
     rule: Rule, shape: Sequence[int], like: Tensor, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
-    """Entry by entry derivatives [N, C, *size] of a pointwise op with respect to its operands."""
+    """Elementwise derivatives [N, C, *size] of a pointwise op with respect to its operands."""
     ones = like.new_ones(()).expand(1, *shape)
     return [None if one is None else one[0] for one in rule.columns([ones], wanted)]
