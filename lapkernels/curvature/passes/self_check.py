@@ -238,9 +238,7 @@ class _Left(Collector):
         self.left, self.count = left, count
 
     def share(self, share: Share, s: Tensor) -> None:
-        for n in range(self.count):
-            g = share.use.jacobian(s, slice(n, n + 1))[0, 0]
-            self.left[share.name] -= share.to_parameter(g)
+        self.left[share.name] -= share.to_parameter(share.use.jacobian_sum(s, slice(self.count)))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self.left[name] -= g.sum((0, 1))

@@ -43,6 +43,10 @@ class Use(ABC):
         """Add G of the samples in ``rows`` to ``g`` [V, n, *shape]."""
         g += self.jacobian(s, rows)
 
+    def jacobian_sum(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        """sum_n G_n of the samples in ``rows`` at one column [1, *out], of the weight's shape."""
+        return self.jacobian(s, rows).sum((0, 1))
+
     @abstractmethod
     def squared(self, m: Tensor) -> Tensor:
         """sum_n sum_j J_n[j, p]² m_n[j] for each entry p of the weight, from ``m`` [*out].
@@ -124,6 +128,10 @@ class WeightUse(Use):
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         value = ops.jacobian(self.arrange(s)[:, rows], self.x()[rows], self.geometry)
         return self.stored(value, 2)
+
+    def jacobian_sum(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        entry, x = self.arrange(s)[0, rows], self.x()[rows]
+        return self.stored(ops.conv_weight(entry, x, self.geometry))
 
     def add_jacobian(self, g: Tensor, s: Tensor, rows: slice) -> None:
         if not self.geometry.is_linear:
