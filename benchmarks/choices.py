@@ -17,7 +17,7 @@ import lapkernels as lk
 from benchmarks.document import table, write
 from benchmarks.networks import AUTOENCODERS, CLASSIFIERS, NetworkSize, Problem, make
 from benchmarks.report import duration
-from lapkernels.rules.base.choices import Choice, forced
+from lapkernels.ops.serving import Choice, forced
 
 # Sizes at which plain columns still end within seconds.
 SIZES = [

@@ -2,7 +2,6 @@
 
 from lapkernels.ops.base.geometry import Geometry
 from lapkernels.ops.base.registration import OPS
-from lapkernels.ops.base.zeros import can_skip_zeros, mostly_zero
 from lapkernels.ops.conv_input import conv_input
 from lapkernels.ops.conv_weight import conv_weight
 from lapkernels.ops.gaussian_kl import gaussian_kl
@@ -18,7 +17,7 @@ from lapkernels.ops.precision_update import precision_update
 from lapkernels.ops.sample_from_precision import sample_from_precision
 from lapkernels.ops.scaled_product import scaled_product
 from lapkernels.ops.sparse_conv_input import sparse_conv_input
-from lapkernels.ops.sparse_squared_sum import sparse_squared_sum
+from lapkernels.ops.sparse_squared_sum import skips_zeros, sparse_squared_sum
 from lapkernels.ops.squared_conv_input import squared_conv_input
 from lapkernels.ops.squared_conv_weight import squared_conv_bias, squared_conv_weight
 from lapkernels.ops.squared_derivative import ACTIVATIONS, squared_derivative
@@ -30,7 +29,6 @@ from lapkernels.ops.window_squared_sum import window_squared_sum
 
 __all__ = [
     "can_chain",
-    "can_skip_zeros",
     "ACTIVATIONS",
     "ChainLayer",
     "ChainSums",
@@ -50,10 +48,10 @@ __all__ = [
     "kronecker_output",
     "layer_chain",
     "max_pool2d",
-    "mostly_zero",
     "precision_update",
     "sample_from_precision",
     "scaled_product",
+    "skips_zeros",
     "sparse_conv_input",
     "sparse_squared_sum",
     "squared_conv_bias",

@@ -16,14 +16,13 @@ from torch import Tensor
 from lapkernels.ops.base.correlation import (
     ARGUMENTS,
     canonical,
-    is_pointwise,
     out_like,
     position_sums,
     squared_jacobian,
     weight_like,
     weight_shape,
 )
-from lapkernels.ops.base.geometry import Geometry
+from lapkernels.ops.base.geometry import Geometry, is_pointwise
 from lapkernels.ops.base.matrix_products import outer_factors, squared_sum, squared_sum_of_few
 from lapkernels.ops.base.registration import register
 from lapkernels.ops.base.squared_backward import squared_backward

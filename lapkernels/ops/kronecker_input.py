@@ -13,16 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.ops.base.correlation import is_pointwise, pad_input
+from lapkernels.ops import serving
 from lapkernels.ops.base.geometry import (
     Geometry,
     channels_first,
     check_groups,
     check_rank,
     check_real,
+    is_pointwise,
     once_per_size,
+    pad_input,
 )
-from lapkernels.ops.base.matrix_products import moments_by_library
 from lapkernels.ops.base.registration import register
 from lapkernels.ops.unfolded import patches
 
@@ -91,6 +92,20 @@ def _library(
     if list(x.shape[2:]) != list(output_size) or (reduce and x.shape[2:].numel() > 1):
         return None
     return moments_by_library(x.flatten(2))
+
+
+def moments_by_library(x: Tensor) -> Tensor | None:
+    """sum_{n,t} x_{n,t} x_{n,t}^T [1, I, I] of ``x`` [N, I, T]; None where a kernel serves."""
+    count, features, positions = x.shape
+    rows = x.mT
+    if rows.is_contiguous():
+        if not serving.row_moments_by_library(count * positions, features):
+            return None
+        rows = rows.reshape(-1, features)
+        return (rows.T @ rows).unsqueeze(0)
+    if serving.channel_moments_by_library(features, positions):
+        return torch.bmm(x, rows).sum(0, keepdim=True)
+    return None
 
 
 def _shape(

@@ -19,8 +19,8 @@ from lapkernels.ops.base.geometry import (
     check_real,
     once_per_size,
 )
-from lapkernels.ops.base.matrix_products import moments_by_library
 from lapkernels.ops.base.registration import register
+from lapkernels.ops.kronecker_input import moments_by_library
 
 
 def kronecker_output(

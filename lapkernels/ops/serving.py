@@ -7,11 +7,13 @@ where the times measured cross. A forced backend asks none that ends in ``by_lib
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from math import prod
-from typing import ParamSpec
+from typing import Literal, ParamSpec, get_args
 
 import torch
 
@@ -19,7 +21,7 @@ P = ParamSpec("P")
 
 
 @dataclass(frozen=True)
-class Choice:
+class Row:
     """A row: ``by`` serves ``ops`` ``where`` the predicate holds."""
 
     ops: str
@@ -29,17 +31,17 @@ class Choice:
     holds: Callable[..., bool]
 
 
-TABLE: dict[str, Choice] = {}
+TABLE: dict[str, Row] = {}
 
 
-def choice(
+def row(
     ops: str, by: str, where: str, measured: str
 ) -> Callable[[Callable[P, bool]], Callable[P, bool]]:
     """Decorator: make a predicate a row of the table, and ask the table in its place."""
 
     def add(holds: Callable[P, bool]) -> Callable[P, bool]:
         name = holds.__name__
-        TABLE[name] = Choice(ops, by, where, measured, holds)
+        TABLE[name] = Row(ops, by, where, measured, holds)
 
         @wraps(holds)
         def ask(*sizes: P.args, **options: P.kwargs) -> bool:
@@ -56,7 +58,7 @@ EPYC = "AMD EPYC, 2 cores, 2026-11-"
 CHANNELS, WEIGHTS = 8, 2048
 
 
-@choice(
+@row(
     "conv_input",
     "torch's convolution",
     "kernels of one entry, groups of one channel, or a group of more than "
@@ -71,7 +73,7 @@ def conv_input_by_library(weight: Sequence[int], groups: int) -> bool:
     return min(rows, columns) > CHANNELS and rows * columns * prod(kernel) >= WEIGHTS
 
 
-@choice(
+@row(
     "conv_weight, squared_conv_weight, layer_chain",
     "torch's convolution",
     "kernels of one entry, groups of one channel",
@@ -84,7 +86,7 @@ def conv_weight_by_library(
     return prod(kernel_size) == 1 or rows == channels == groups > 1
 
 
-@choice(
+@row(
     "squared_conv_input",
     "torch's convolution",
     f"groups of one channel; a stride, in one group, with more than {CHANNELS} channels on either "
@@ -102,7 +104,7 @@ def squared_conv_input_by_library(
     return scattered and min(rows, columns) > CHANNELS and dtype == torch.float32
 
 
-@choice(
+@row(
     "squared_conv_input, squared_conv_weight",
     "torch's matrix product",
     "Linear layers; one tap, stride 1, no padding, one group",
@@ -113,7 +115,7 @@ def matrix_product_by_library(pointwise: bool) -> bool:
     return pointwise
 
 
-@choice(
+@row(
     "jacobian_squared_sum, jacobian_squared_dot, jacobian_gram",
     "torch's matrix products of squares",
     "one output position, and a tensor that does not depend on the column",
@@ -128,7 +130,7 @@ def outer_product_by_library(positions: int, columns: int) -> bool:
 FEW_COLUMNS, JACOBIAN = 4, 1 << 20
 
 
-@choice(
+@row(
     "jacobian_squared_sum",
     "torch's batched products",
     f"at most {FEW_COLUMNS} columns of a Linear layer on sequences, and {JACOBIAN} weights",
@@ -142,7 +144,7 @@ def few_columns_by_library(columns: int, weights: int) -> bool:
 MOMENT_ROWS, MOMENT_FEATURES = 96, 448
 
 
-@choice(
+@row(
     "kronecker_input, kronecker_output",
     "torch's matrix product",
     f"at most {MOMENT_ROWS} rows or {MOMENT_FEATURES} features, side by side in memory",
@@ -156,7 +158,7 @@ def row_moments_by_library(rows: int, features: int) -> bool:
 MOMENT_CHANNELS, MOMENT_POSITIONS = 8, 256
 
 
-@choice(
+@row(
     "kronecker_input, kronecker_output",
     "torch's batched products",
     f"at most {MOMENT_CHANNELS} channels at {MOMENT_POSITIONS} positions or more",
@@ -170,7 +172,7 @@ def channel_moments_by_library(channels: int, positions: int) -> bool:
 POOLED, POOLED_PIXELS = 1 << 15, 64
 
 
-@choice(
+@row(
     "max_pool2d",
     "a kernel, torch elsewhere",
     f"{POOLED} entries or more in maps of {POOLED_PIXELS} pixels or more",
@@ -185,7 +187,7 @@ def max_pool_by_kernel(entries: int, pixels: int) -> bool:
 LOOKED_FOR, DENSITY = 1 << 16, 0.4
 
 
-@choice(
+@row(
     "jacobian_squared_sum, conv_input",
     "the density of the columns is looked at",
     f"{LOOKED_FOR} entries or more, of a convolution in one group",
@@ -196,7 +198,7 @@ def zeros_looked_for(entries: int) -> bool:
     return entries >= LOOKED_FOR
 
 
-@choice(
+@row(
     "jacobian_squared_sum, conv_input",
     "sparse_squared_sum, sparse_conv_input",
     f"less than {DENSITY:.0%} of the entries looked at are not zero",
@@ -210,7 +212,7 @@ def zeros_skipped(nonzero: int, looked_at: int) -> bool:
 CHAINED_ROWS = 256
 
 
-@choice(
+@row(
     "layer_chain",
     "a kernel, layer by layer elsewhere",
     f"Linear layers on at most {CHAINED_ROWS} rows",
@@ -225,7 +227,7 @@ def linear_chained(rows: int) -> bool:
 BLOCK, BAND = 64, 0.75
 
 
-@choice(
+@row(
     "products of shared columns, scaled_product's reference",
     "a product for each block of rows, without the zeros beside its band",
     f"more than {BLOCK} rows whose bands have less than {BAND:.0%} of the features",
@@ -240,7 +242,7 @@ def band_multiplied(kept: int, features: int) -> bool:
 COPIES = 4
 
 
-@choice(
+@row(
     "nearest-neighbour resizing, forward and back",
     "copies side by side and their sums, torch's own elsewhere",
     f"whole factors up to {COPIES}",
@@ -249,3 +251,39 @@ COPIES = 4
 def copies_stacked(factor: int) -> bool:
     """Written faster than torch looks entries up, and added faster than it scatters them."""
     return factor <= COPIES
+
+
+# Routes of the backward pass that differ in cost alone, chosen by a model of it or by density:
+# compressed   fewer columns behind a bottleneck
+# windows      columns of an image carried as windows of it
+# scaled       weights scaled for each sample, where columns are the same for all
+# sparse       zeros that all columns share are skipped
+Choice = Literal["compressed", "windows", "scaled", "sparse"]
+
+_forced: ContextVar[Mapping[str, bool] | None] = ContextVar("lapkernels_choices", default=None)
+
+
+@contextmanager
+def forced(**choices: bool) -> Iterator[None]:
+    """Use strategies wherever they apply (True), or nowhere (False), whatever they cost.
+
+    For tests, and for benchmarks of the cost model.
+    """
+    unknown = set(choices) - set(get_args(Choice))
+    if unknown:
+        raise ValueError(f"{sorted(unknown)} are no choices: there are {get_args(Choice)}")
+    token = _forced.set({**(_forced.get() or {}), **choices})
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def choice(kind: Choice) -> bool | None:
+    """Whether a strategy is forced (True), forbidden (False), or left to its cost (None)."""
+    return (_forced.get() or {}).get(kind)
+
+
+def all_forced() -> tuple[tuple[str, bool], ...]:
+    """The strategies that are forced or forbidden now."""
+    return tuple((_forced.get() or {}).items())

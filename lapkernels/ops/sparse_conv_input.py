@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lapkernels.ops.base.geometry import Geometry, check_rank, check_real, check_same, check_shape
 from lapkernels.ops.base.registration import register
-from lapkernels.ops.base.zeros import check_plain
 from lapkernels.ops.conv_input import transpose
+from lapkernels.ops.sparse_squared_sum import check_plain
 
 
 def sparse_conv_input(

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from lapkernels.kernels import compiled
 from lapkernels.ops import serving
-from lapkernels.ops.base.correlation import is_pointwise
 from lapkernels.ops.base.geometry import (
     Geometry,
     channel_count,
@@ -27,6 +26,7 @@ from lapkernels.ops.base.geometry import (
     check_real,
     check_same,
     check_shape,
+    is_pointwise,
     once_per_size,
     spatial_size,
 )

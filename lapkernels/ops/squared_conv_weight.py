@@ -14,12 +14,17 @@ from lapkernels.ops import serving
 from lapkernels.ops.base.correlation import (
     ARGUMENTS,
     canonical,
-    is_pointwise,
     out_like,
     weight_like,
     weight_shape,
 )
-from lapkernels.ops.base.geometry import Geometry, channels_first, check_rank, check_real
+from lapkernels.ops.base.geometry import (
+    Geometry,
+    channels_first,
+    check_rank,
+    check_real,
+    is_pointwise,
+)
 from lapkernels.ops.base.registration import register
 from lapkernels.ops.conv_weight import weight_gradient
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lapkernels.ops.base.correlation import pad_input, windows
-from lapkernels.ops.base.geometry import Geometry, channels_first
+from lapkernels.ops.base.correlation import windows
+from lapkernels.ops.base.geometry import Geometry, channels_first, pad_input
 
 
 def unfolded(x: Tensor, geometry: Geometry) -> Tensor:

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from lapkernels import ops
-from lapkernels.ops import Geometry
-from lapkernels.rules.base.choices import skips_zeros
+from lapkernels.ops import Geometry, skips_zeros
 from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
 from lapkernels.rules.base.samples import MixesSamples, Samples, along, elementwise
 from lapkernels.rules.base.shared import shared_product

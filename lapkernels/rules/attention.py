@@ -23,9 +23,8 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops.base.chunks import slices
-from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, only, register_rule
 from lapkernels.rules.base.samples import MixesSamples, Samples
-from lapkernels.rules.normalization import only
 
 # Entries of P in memory at a time, over all columns or queries.
 CHUNK = 1 << 20

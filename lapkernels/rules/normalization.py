@@ -19,7 +19,15 @@ from typing import Any
 
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.rule import (
+    Call,
+    Kept,
+    Operand,
+    Rule,
+    Unsupported,
+    only,
+    register_rule,
+)
 from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
 from lapkernels.rules.base.uses import OwnEntriesUse, ScaleUse, Use
 from lapkernels.rules.elementwise import sum_to_shape
@@ -271,11 +279,3 @@ def _statistics(where: Samples | None, out: Tensor) -> Samples | None:
     if where is None or where.count == 1:
         return where and follow(1, out.shape)
     return where.at(0) if out.dim() == 1 and out.numel() else None
-
-
-def only(s: Sequence[Tensor | None]) -> Tensor:
-    """Columns at the first result; raises if others have some."""
-    one, *rest = s
-    if one is None or any(other is not None for other in rest):
-        raise Unsupported("has no rule for results other than the first")
-    return one

@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.rule import Call, Operand, Rule, only, register_rule
 from lapkernels.rules.base.samples import along, elementwise
-from lapkernels.rules.normalization import only
 from lapkernels.rules.shape import Movement
 
 aten = torch.ops.aten

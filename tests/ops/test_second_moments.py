@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lapkernels import ops, use_backend
 from lapkernels.ops import Geometry
-from lapkernels.ops.base.matrix_products import moments_by_library
+from lapkernels.ops.kronecker_input import moments_by_library
 from lapkernels.ops.serving import MOMENT_CHANNELS as FEW
 from lapkernels.ops.serving import MOMENT_FEATURES as FEATURES
 from lapkernels.ops.serving import MOMENT_POSITIONS as MANY

@@ -124,5 +124,5 @@ def test_the_table_decides(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("row", serving.TABLE.values(), ids=list(serving.TABLE))
-def test_rows_say_what_they_are(row: serving.Choice) -> None:
+def test_rows_say_what_they_are(row: serving.Row) -> None:
     assert all((row.ops, row.by, row.where, row.measured, row.holds.__doc__))

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from lapkernels import use_backend
 from lapkernels.kernels import NATIVE
-from lapkernels.ops import Geometry, conv_input, mostly_zero, sparse_conv_input
+from lapkernels.ops import Geometry, conv_input, sparse_conv_input
 from lapkernels.ops.serving import LOOKED_FOR
+from lapkernels.ops.sparse_squared_sum import mostly_zero
 from tests.ops.compare import assert_same, exact_in
 from tests.ops.layouts import BUFFERS, LAYOUTS
 from tests.ops.sparse import FEW, RANDOM, TILES, Case, assert_close, conv, over

@@ -19,9 +19,9 @@ from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.recording.graph import Graph, Section, Share
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops.base.chunks import row_chunks
+from lapkernels.ops.serving import choice
 from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
 from lapkernels.rules.affine import linear_matrix
-from lapkernels.rules.base.choices import choice
 from lapkernels.rules.base.shared import Scaled, is_shared
 from lapkernels.rules.elementwise import FromOutput
 from lapkernels.rules.shape import Movement, Permute

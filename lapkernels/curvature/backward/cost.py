@@ -15,9 +15,9 @@ from lapkernels.curvature.backward.budget import layer_below
 from lapkernels.curvature.backward.windows import Layout, most_pixels, tile_count
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
+from lapkernels.ops.serving import choice
 from lapkernels.rules import WeightUse
 from lapkernels.rules.affine import linear_matrix
-from lapkernels.rules.base.choices import choice
 
 # An entry of a column that an op reads or writes.
 ENTRY = 8.0

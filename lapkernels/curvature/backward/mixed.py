@@ -37,8 +37,8 @@ from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.likelihoods import Columns
 from lapkernels.ops.base.chunks import slices
+from lapkernels.ops.serving import choice
 from lapkernels.rules.affine import Convolution, Linear
-from lapkernels.rules.base.choices import choice
 from lapkernels.rules.base.uses import is_constant
 
 

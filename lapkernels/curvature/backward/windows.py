@@ -24,8 +24,8 @@ from lapkernels.curvature.backward.columns import (
 )
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.ops.serving import choice
 from lapkernels.rules.affine import Convolution
-from lapkernels.rules.base.choices import choice
 from lapkernels.rules.elementwise import Sum
 from lapkernels.rules.windows.lanes import Grid, Lanes, Place
 from lapkernels.rules.windows.window import (

@@ -17,8 +17,8 @@ from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.recording.graph import Graph, Section, Share
 from lapkernels.curvature.recording.trace import Node
 from lapkernels.likelihoods import Columns, Likelihood
+from lapkernels.ops import skips_zeros
 from lapkernels.rules import WeightUse
-from lapkernels.rules.base.choices import skips_zeros
 
 
 @dataclass(frozen=True)

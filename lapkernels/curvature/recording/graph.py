@@ -10,8 +10,8 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from torch import Tensor
 
 from lapkernels.curvature.recording.trace import Node, Trace, Value
+from lapkernels.ops.serving import all_forced
 from lapkernels.rules import Use
-from lapkernels.rules.base.choices import all_forced
 from lapkernels.rules.shape import Movement
 
 P = ParamSpec("P")

@@ -22,6 +22,7 @@ from lapkernels.ops.base.geometry import (
     check_same,
     check_shape,
     once_per_size,
+    pad_input,
     spatial_size,
 )
 
@@ -103,13 +104,6 @@ def _made_by_library(
             size, padding, dilation, kernel_size, stride, strict=True
         )
     )
-
-
-def is_pointwise(
-    kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int
-) -> bool:
-    """Whether a layer is one matrix product on each position: Linear and 1 x 1 kernels."""
-    return groups == 1 and max(kernel_size) == 1 == max(stride) and not any(padding)
 
 
 def jacobian(
@@ -234,14 +228,6 @@ def position_sums(s: Tensor, geometry: Geometry, variance: Tensor | None = None)
         check_same("s", s, variance=variance)
         check_shape("variance", variance, sums.shape[2:])
     return sums
-
-
-def pad_input(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
-    """Apply a padding mode other than zeros to ``x``; kernels pad with zeros only."""
-    if geometry.padding_mode == "zeros":
-        return x, geometry
-    sides = [side for pair in reversed(geometry.padding) for side in pair]
-    return F.pad(x, sides, mode=geometry.padding_mode), geometry.without_padding()
 
 
 def weight_like(value: Tensor, geometry: Geometry) -> Tensor:

@@ -11,12 +11,13 @@ layer is a convolution whose kernel has one tap, over any number of positions.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, wraps
 from typing import Literal, ParamSpec, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -225,6 +226,21 @@ def spatial_size(shape: torch.Size, geometry: Geometry, leading: int) -> tuple[i
 def channel_count(shape: torch.Size, geometry: Geometry, leading: int) -> int:
     """Features of a Linear layer's tensor, or channels of a convolution's."""
     return shape[-1] if geometry.is_linear else shape[leading]
+
+
+def pad_input(x: Tensor, geometry: Geometry) -> tuple[Tensor, Geometry]:
+    """Apply a padding mode other than zeros to ``x``; kernels pad with zeros only."""
+    if geometry.padding_mode == "zeros":
+        return x, geometry
+    sides = [side for pair in reversed(geometry.padding) for side in pair]
+    return F.pad(x, sides, mode=geometry.padding_mode), geometry.without_padding()
+
+
+def is_pointwise(
+    kernel_size: Sequence[int], stride: Sequence[int], padding: Sequence[int], groups: int
+) -> bool:
+    """Whether a layer is one matrix product on each position: Linear and 1 x 1 kernels."""
+    return groups == 1 and max(kernel_size) == 1 == max(stride) and not any(padding)
 
 
 def check_real(name: str, tensor: Tensor) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from lapkernels.ops import serving
 from lapkernels.ops.base.chunks import slices
-from lapkernels.ops.base.correlation import is_pointwise, windows
+from lapkernels.ops.base.correlation import windows
+from lapkernels.ops.base.geometry import is_pointwise
 
 # Entries of G at a time, which stay in cache.
 CHUNK = 1 << 18
@@ -90,17 +90,3 @@ def squared_sum_of_few(small: Tensor, large: Tensor) -> Tensor | None:
         for some in slices(count, max(1, CHUNK // max(1, entries))):
             total += (s[some] @ large[0, some].mT).square_().sum(0)
     return total
-
-
-def moments_by_library(x: Tensor) -> Tensor | None:
-    """sum_{n,t} x_{n,t} x_{n,t}^T [1, I, I] of ``x`` [N, I, T]; None where a kernel serves."""
-    count, features, positions = x.shape
-    rows = x.mT
-    if rows.is_contiguous():
-        if not serving.row_moments_by_library(count * positions, features):
-            return None
-        rows = rows.reshape(-1, features)
-        return (rows.T @ rows).unsqueeze(0)
-    if serving.channel_moments_by_library(features, positions):
-        return torch.bmm(x, rows).sum(0, keepdim=True)
-    return None

@@ -185,6 +185,14 @@ class Rule:
         return None
 
 
+def only(s: Sequence[Tensor | None]) -> Tensor:
+    """Columns at the first result; raises if others have some."""
+    one, *rest = s
+    if one is None or any(other is not None for other in rest):
+        raise Unsupported("has no rule for results other than the first")
+    return one
+
+
 Builder = Callable[..., Rule]
 _RULES: dict[str, Builder] = {}
 B = TypeVar("B", bound=Builder)

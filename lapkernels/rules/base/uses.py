@@ -19,9 +19,8 @@ import torch
 from torch import Tensor
 
 from lapkernels import ops
-from lapkernels.ops import Geometry
+from lapkernels.ops import Geometry, skips_zeros
 from lapkernels.ops.base.chunks import jacobian_chunks, row_chunks, slices
-from lapkernels.rules.base.choices import skips_zeros
 from lapkernels.rules.base.samples import Samples, per_sample, spread, units
 
 

@@ -10,7 +10,7 @@ import lapkernels as lk
 from lapkernels.curvature.backward import bottleneck as sections
 from lapkernels.curvature.backward.cost import chosen_way
 from lapkernels.curvature.passes.passes import passes
-from lapkernels.rules.base.choices import forced
+from lapkernels.ops.serving import forced
 from tests.curvature import oracle
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.rules.base.choices import forced
+from lapkernels.ops.serving import forced
 from tests.curvature import oracle
 
 KINDS = ("compressed", "windows", "scaled", "sparse")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.rules.base.choices import forced
+from lapkernels.ops.serving import forced
 from lapkernels.rules.windows.window import Window
 from tests.curvature import op_oracle, oracle
 

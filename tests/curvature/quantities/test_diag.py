@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.rules.base.choices import forced
+from lapkernels.ops.serving import forced
 from tests.curvature import check, dags, op_oracle, oracle
 from tests.curvature.op_recording import recorded
 from tests.curvature.zoo import ZOO, Network

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import lapkernels as lk
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.curvature.recording.graph import Graph, once_per_graph
-from lapkernels.rules.base.choices import forced
+from lapkernels.ops.serving import forced
 
 
 def test_passes_that_repeat_another_find_nothing_anew() -> None:
