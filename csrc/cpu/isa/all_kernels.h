@@ -1,24 +1,29 @@
 // All kernels for one instruction set, each of whose files is included here alone, inside a
-// namespace. The .cpp files beside this one define LAPKERNELS_ISA (a namespace) and the vector's
-// bytes and registers, turn the instruction set on, and include this file once.
+// namespace. The .cpp files beside this one define LAPKERNELS_ISA (a namespace), the vector's bytes
+// and registers, and LAPKERNELS_TUNING (the machine's constants), turn the instruction set on, and
+// include this file once.
 
 namespace lapkernels::LAPKERNELS_ISA {
 
 // In the order of use: later files build on earlier ones.
 #include "simd.h"
+#include LAPKERNELS_TUNING
+#include "../pack/axes.h"
+#include "../pack/transpose.h"
 #include "../pack/padded.h"
-#include "../tile/tiles.h"
-#include "../weight_gradient/block.h"
-#include "../winograd/toom_cook.h"
-#include "../winograd/operand_2d.h"
-#include "../winograd/both_axes.h"
-#include "../winograd/rows.h"
-#include "../winograd/windows_1d.h"
-#include "../winograd/one_axis_positions.h"
-#include "../winograd/one_axis_channels.h"
+#include "../tile/outer.h"
+#include "../tile/dot.h"
+#include "../weight_gradient/problem.h"
 #include "../weight_gradient/rows_in_lanes.h"
-#include "../weight_gradient/columns_in_lanes.h"
-#include "../weight_gradient/strategies.h"
+#include "../weight_gradient/positions_in_lanes.h"
+#include "../weight_gradient/direct.h"
+#include "../winograd/transforms.h"
+#include "../winograd/operand.h"
+#include "../winograd/gradient.h"
+#include "../weight_gradient/choose.h"
+#include "../weight_gradient/partition.h"
+#include "../weight_gradient/weights.h"
+#include "../weight_gradient/reduce.h"
 #include "../ops/jacobian_squared_sum.h"
 #include "../ops/jacobian_squared_dot.h"
 #include "../ops/jacobian_gram.h"

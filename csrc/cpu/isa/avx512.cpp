@@ -14,6 +14,7 @@
 #define LAPKERNELS_ISA_NAME "avx512"
 #define LAPKERNELS_VECTOR_BYTES 64
 #define LAPKERNELS_VECTOR_REGISTERS 32
+#define LAPKERNELS_TUNING "../tuning/avx512.h"
 #include "all_kernels.h"
 
 #if defined(__clang__)

@@ -60,20 +60,6 @@ constexpr int kParts = kVectorBytes / 16;
 template <class T>
 constexpr int kPart = 16 / sizeof(T);
 
-// The same entries in all parts. GCC has no other way to these instructions than their names.
-template <class T>
-inline Reg<T> repeat(const T* p) {
-  typedef T Part __attribute__((vector_size(16), aligned(sizeof(T)), may_alias));
-  Reg<T> all;
-  if constexpr (kVectorBytes == 64)
-    asm("vbroadcastf32x4 %1, %0" : "=v"(all) : "m"(*reinterpret_cast<const Part*>(p)));
-  else if constexpr (kVectorBytes == 32)
-    asm("vbroadcastf128 %1, %0" : "=x"(all) : "m"(*reinterpret_cast<const Part*>(p)));
-  else
-    all = load(p);
-  return all;
-}
-
 // Entries `first` of each part of two vectors: those of the second follow on those of the first.
 template <class T, int... first>
 inline Reg<T> pick(Reg<T> a, Reg<T> b) {

@@ -7,17 +7,21 @@ void conv_weight(const Context& context, Grid<T> out, Update update, Grid<const 
   sum_of_products<T>(context, out, update, small, large, taps, Identity{}, Identity{});
 }
 
-// squares = sum m x², sums = sum g x, in one go over x, which is `small` of a transposed layer.
+// squares = sum m x^2, sums = sum g x; x is `small` of a transposed layer.
 template <class T>
 void conv_weights(const Context& context, const Grid<T>& squares, const Grid<T>& sums,
                   const Grid<const T>& m, const Grid<const T>& g, const Grid<const T>& x,
                   const Taps& taps, bool transposed) {
-  const Correlation<T> problem(transposed ? x : m, transposed ? m : x, taps, false);
-  sum_over_units<T>(context, {squares, sums}, {0, 1}, problem,
-                    [&](BlockMaker<T>& maker, T*, const Block& block, int64_t begin, int64_t end,
-                        T* const* totals) {
-                      maker.each_unit(begin, end, [&](const auto& samples, int64_t) {
-                        maker.make_both(totals[0], totals[1], block, samples, g, transposed);
-                      });
-                    });
+  const Correlation<T> p(transposed ? x : m, transposed ? m : x, taps, false);
+  sum_over_units<T>(
+      context, {squares, sums}, {0, 1}, p,
+      [&](BlockMaker<T>& maker, const Block& block, int64_t begin, int64_t end, T* const* totals) {
+        if (transposed) {
+          maker.add(totals[0], x, m, block, begin, end, Square{}, Identity{});
+          maker.add(totals[1], x, g, block, begin, end, Identity{}, Identity{});
+        } else {
+          maker.add(totals[0], m, x, block, begin, end, Identity{}, Square{});
+          maker.add(totals[1], g, x, block, begin, end, Identity{}, Identity{});
+        }
+      });
 }

@@ -24,7 +24,7 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   }
   // All columns of a block stand in cache at once, and leave some of it to what they are made from.
   const int64_t held = second_level_bytes() / 5 * 4 / sizeof(T) / columns;
-  const Partition part = partition(p, std::clamp<int64_t>(held, 256, 2 * kBlockValues));
+  const Partition part = partition(p, std::clamp<int64_t>(held, 256, 2 * tuning::kBlockValues));
   const auto blocks = cut(taps.groups, p.rows, p.channels, part.rows, part.channels);
   constexpr int64_t kFew = 8;
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
@@ -38,6 +38,8 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     const auto [b0, b1] = run_range(blocks.size(), shares, share);
     BlockMaker<T> maker(p, part.rows, part.channels, part.choice);
     Scratch<T> values(columns * size);
+    std::vector<int64_t> offsets(columns);
+    for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
     // Entries of all columns at a time that stay in the first-level cache.
     const int64_t piece =
         std::clamp<int64_t>((24 << 10) / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
@@ -45,14 +47,13 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
       T* gram = partial.data() + (n * shares + share) * columns * columns;
       for (int64_t b = b0; b < b1; ++b) {
         for (int64_t v = 0; v < columns; ++v) {
-          T* column = values.data() + v * size;
-          Keep<T> sink{column};
-          maker.visit(column, blocks[b], n, v, sink);
+          Keep<T> sink{values.data() + v * size};
+          maker.visit(blocks[b], n, v, sink);
         }
-        const int64_t count = maker.size(blocks[b]);
+        const int64_t count = part.choice.layout.size(blocks[b].rows(), blocks[b].channels());
         for (int64_t first = 0; first < count; first += piece)
-          gram_rows(values.data() + first, size, columns, std::min(piece, count - first),
-                    weights.block(b) + first, gram);
+          gram_rows(values.data() + first, size, offsets.data(), columns,
+                    std::min(piece, count - first), weights.block(b) + first, gram);
       }
     }
   });

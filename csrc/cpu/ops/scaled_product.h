@@ -40,9 +40,10 @@ void scaled_product(const Context& context, Grid<T> out, Update update, Grid<con
       const auto [first, last] = bands[block];
       if (first >= last) std::fill(tile, tile + size * kPanel<T>, T(0));
       for (int64_t f = first; f < last; f += kDepth)
-        product_rows<T>(rows.data + start * rows.stride[1] + f, rows.stride[1], 1, size,
-                        panel.data() + f * kPanel<T>, width, std::min(kDepth, last - f), tile,
-                        kPanel<T>, f > first);
+        outer_panel<T>(
+            Strided<T>{rows.data + start * rows.stride[1] + f, rows.stride[1], 1,
+                       panel.data() + f * kPanel<T>, kPanel<T>, std::min(kDepth, last - f)},
+            size, width, Store<T>{tile, kPanel<T>, f > first});
       for (int64_t v = 0; v < size; ++v) {
         T* to = out.data + (start + v) * out.stride[0] + n * out.stride[1] + from;
         const T* values = tile + v * kPanel<T>;

@@ -4,16 +4,13 @@
 template <class T, class F, class G>
 void sum_of_products(const Context& context, Grid<T> out, Update update, Grid<const T> small,
                      Grid<const T> large, Taps taps, F f, G g) {
-  // Products are not transformed: terms of one sign must stay of one sign, or small sums lose
-  // digits.
-  const Correlation<T> problem(small, large, taps, false);
-  sum_over_units<T>(context, {out}, update, problem,
-                    [&](BlockMaker<T>& maker, T*, const Block& block, int64_t begin, int64_t end,
-                        T* const* totals) {
-                      maker.each_unit(begin, end, [&](const auto& samples, int64_t v) {
-                        maker.make(totals[0], block, samples, v, true, f, g);
-                      });
-                    });
+  // Without Winograd: terms of one sign must stay of one sign, or small sums lose digits.
+  const Correlation<T> p(small, large, taps, false);
+  sum_over_units<T>(
+      context, {out}, update, p,
+      [&](BlockMaker<T>& maker, const Block& block, int64_t begin, int64_t end, T* const* totals) {
+        maker.add(totals[0], small, large, block, begin, end, f, g);
+      });
 }
 
 template <class T>

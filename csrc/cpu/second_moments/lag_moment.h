@@ -243,7 +243,9 @@ class LagMoment {
     constexpr int64_t kPiece = 128;  // two panels of it stay in the first-level cache
     int64_t at[kPiece], used = 0;
     auto flush = [&] {
-      indexed_product<T>(rows, row_count, columns, column_count, at, used, tile);
+      if (used > 0)
+        outer_panel<T>(Listed<T>{rows, columns, at, used}, row_count, column_count,
+                       Store<T>{tile, kPanel<T>, true});
       used = 0;
     };
     for (int64_t item = 0; item < items; ++item) {
@@ -262,7 +264,7 @@ class LagMoment {
             if (used == kPiece) flush();
           }
     }
-    if (used > 0) flush();
+    flush();
   }
 
   const Context& context_;

@@ -61,8 +61,9 @@ void second_moment(const Context& context, T* out, int64_t out_row, int64_t out_
   auto multiply = [&](const Panels<T>& panels, int64_t used, int64_t pair, T* tile) {
     at_pair(pair, [&](int64_t row, int64_t column, int64_t rows) {
       for (int64_t k = 0; k < used; k += kDepth)
-        product_rows<T>(panels.column(row, k), 1, kPanel<T>, rows, panels.column(column, k),
-                        features - column, std::min(kDepth, used - k), tile, kPanel<T>, true);
+        outer_panel<T>(Strided<T>{panels.column(row, k), 1, kPanel<T>, panels.column(column, k),
+                                  kPanel<T>, std::min(kDepth, used - k)},
+                       rows, features - column, Store<T>{tile, kPanel<T>, true});
     });
   };
   if (shares > 1) {

@@ -1,8 +1,8 @@
-// One operand of a correlation at the points of winograd/toom_cook.h, in both dimensions.
+// One operand of a weight gradient, transformed in both dimensions.
 //
 // Planes [pack][points^2][tile][lane], channels by packs so that a product reads both operands in
-// order; a slab is some rows of tiles. Planes of a few slabs may be held at a time, each until
-// another is asked for in its slot.
+// order, for a block of rows of tiles. Planes of a few row blocks may be held at a time, each until
+// another is wanted in its slot.
 
 // Channels [c0, c0 + channels) of lines [y0, y0 + height) as [y][x][lane], zeros outside.
 template <class T>
@@ -39,69 +39,71 @@ template <class T>
                {lines, width * lanes, from.stride[4]});
 }
 
-// The sides of a correlation: its windows (kWindows, of `large`) or its positions (of `small`).
-template <class T, int kTaps, int kTile, bool kWindows>
-class TileSide {
-  using Points = PointTransform<T, kTaps, kTile>;
+// The windows of a correlation (kWindows, of `large`) or its positions (of `small`).
+template <class T, int m, int r, bool kWindows>
+class WinogradOperand {
+  using F = Transforms<T, m, r>;
 
  public:
-  // `channels` at most, in packs of so many, half a vector or whole ones (0: all in one); `slab`
-  // rows of `across` tiles, `slots` of them held.
-  TileSide(const Correlation<T>& p, int64_t channels, int64_t pack, int64_t across, int64_t down,
-           int64_t slab, int64_t slots)
+  // `channels` at most, in packs of so many, half a vector or whole ones (0: all in one);
+  // `row_block` rows of `across` tiles, `slots` of them held.
+  WinogradOperand(const Correlation<T>& p, int64_t channels, int64_t pack, int64_t across,
+                  int64_t down, int64_t row_block, int64_t slots)
       : grid_(kWindows ? p.large : p.small),
         padding_{kWindows ? p.taps.padding[1] : 0, kWindows ? p.taps.padding[2] : 0},
         pack_(pack),
         across_(across),
         down_(down),
-        slab_(slab),
+        row_block_(row_block),
         size_(pack ? ceil_div(round_up(channels, kWidth<T>), pack) * pack_size(pack)
                    : pack_size(round_up(channels, kWidth<T>))),
         keys_(slots, Key{-1, -1, -1, -1}),
-        input_((kTile * slab + kHalo) * width() * round_up(channels, kWidth<T>)),
+        input_((r * row_block + kHalo) * width() * round_up(channels, kWidth<T>)),
         planes_(slots * size_) {}
 
   // Entries of a pack of so many channels, and of a plane of it: not a multiple of 256 bytes, or
   // the planes of a tile would meet in few sets of the first-level cache.
   int64_t pack_size(int64_t pack) const { return kPlanes * plane_size(pack); }
   int64_t plane_size(int64_t pack) const {
-    const int64_t size = slab_ * across_ * pack, line = 64 / sizeof(T);
+    const int64_t size = row_block_ * across_ * pack, line = 64 / sizeof(T);
     return size % (4 * line) == 0 ? size + line : size;
   }
 
-  // The planes of channels [c0, c0 + channels) on one slab.
-  const T* planes(int64_t slot, int64_t n, int64_t v, int64_t c0, int64_t channels, int64_t slab) {
+  // The planes of channels [c0, c0 + channels) on one row_block.
+  const T* planes(int64_t slot, int64_t n, int64_t v, int64_t c0, int64_t channels,
+                  int64_t row_block) {
     slot %= keys_.size();
     T* to = planes_.data() + slot * size_;
-    const Key key{n, grid_.size[0] > 1 ? v : 0, c0, slab};
+    const Key key{n, grid_.size[0] > 1 ? v : 0, c0, row_block};
     if (std::exchange(keys_[slot], key) != key)
-      transform(to, n, v, c0, channels, slab * slab_, std::min(slab_, down_ - slab * slab_));
+      transform(to, n, v, c0, channels, row_block * row_block_,
+                std::min(row_block_, down_ - row_block * row_block_));
     return to;
   }
 
  private:
-  using Key = std::array<int64_t, 4>;  // sample, column, channel, slab
-  static constexpr int P = Points::points, kPlanes = P * P;
-  static constexpr int kHalo = kWindows ? kTaps - 1 : 0, kSpan = kTile + kHalo;
+  using Key = std::array<int64_t, 4>;  // sample, column, channel, row_block
+  static constexpr int P = F::points, kPlanes = P * P;
+  static constexpr int kHalo = kWindows ? m - 1 : 0, kSpan = r + kHalo;
 
-  int64_t width() const { return kTile * across_ + kHalo; }
+  int64_t width() const { return r * across_ + kHalo; }
 
   static void along(const Reg<T>* in, Reg<T>* out) {
     if constexpr (kWindows)
-      Points::windows(in, out);
+      F::windows(in, out);
     else
-      Points::positions(in, out);
+      F::positions(in, out);
   }
 
   [[gnu::noinline]] void transform(T* to, int64_t n, int64_t v, int64_t c0, int64_t channels,
                                    int64_t first, int64_t count) {
     const int64_t lanes = round_up(channels, kWidth<T>), row = width() * lanes;
     const int64_t pack = pack_ ? pack_ : lanes, plane = plane_size(pack);
-    channels_last(input_.data(), lanes, grid_, v, n, c0, channels, kTile * first - padding_[0],
-                  kTile * count + kHalo, -padding_[1], width());
+    channels_last(input_.data(), lanes, grid_, v, n, c0, channels, r * first - padding_[0],
+                  r * count + kHalo, -padding_[1], width());
     for (int64_t ty = 0; ty < count; ++ty)
       for (int64_t tx = 0; tx < across_; ++tx) {
-        const T* corner = input_.data() + kTile * (ty * row + tx * lanes);
+        const T* corner = input_.data() + r * (ty * row + tx * lanes);
         T* tile = to + (ty * across_ + tx) * pack;
         for (int64_t c = 0; c < lanes; c += kWidth<T>) {
           Reg<T> half[P][kSpan];
@@ -129,7 +131,7 @@ class TileSide {
 
   const Grid<const T>& grid_;
   int64_t padding_[2];
-  int64_t pack_, across_, down_, slab_, size_;
+  int64_t pack_, across_, down_, row_block_, size_;
   std::vector<Key> keys_;
   Scratch<T> input_, planes_;
 };
