@@ -1,6 +1,7 @@
 """Curvature of a model on data: tensors by parameter name."""
 
-from lapkernels.curvature.data.processes import use_processes
+from lapkernels.curvature.data.exchange import use_processes
+from lapkernels.curvature.data.processes import Shard
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.self_check import unchecked
 from lapkernels.curvature.quantities.blocks import Blocks, blocks
@@ -22,7 +23,6 @@ from lapkernels.curvature.results.covariance import (
 )
 from lapkernels.curvature.results.eigenbasis import Eigenbasis
 from lapkernels.curvature.results.kronecker import Factors, Kronecker
-from lapkernels.curvature.results.shards import Shard
 from lapkernels.curvature.results.summary import Diagonal
 
 __all__ = [

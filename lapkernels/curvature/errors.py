@@ -1,7 +1,5 @@
 """Errors of the curvature engine."""
 
-from typing import Any, get_args
-
 
 class Refused(RuntimeError):
     """A quantity that cannot be computed right: where, why, and what would work."""
@@ -13,12 +11,6 @@ class SamplesLost(Refused):
 
 class NoBatch(ValueError):
     """Data without a batch; in one of several processes its share may be empty."""
-
-
-def check_choice(name: str, value: Any, allowed: Any) -> None:
-    """Raise unless an argument has one of the values of a ``Literal``."""
-    if value not in get_args(allowed):
-        raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
 
 
 def reference(where: str, name: str) -> str:

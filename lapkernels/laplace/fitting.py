@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.data.batches import Batch, Observed, tensors_in
-from lapkernels.curvature.data.processes import merged, processes
+from lapkernels.curvature.data.exchange import merged
+from lapkernels.curvature.data.processes import Part, Shard, check_parts, processes
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.passes.passes import with_progress
-from lapkernels.curvature.results.shards import Part, Shard, check_parts
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.structures import Structure, Subject
 from lapkernels.laplace.weights import fingerprint_of

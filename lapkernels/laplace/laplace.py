@@ -18,7 +18,7 @@ from lapkernels.curvature.data.contents import (
     parameters_of,
     plain,
 )
-from lapkernels.curvature.data.processes import use_processes
+from lapkernels.curvature.data.exchange import use_processes
 from lapkernels.curvature.errors import Refused
 from lapkernels.laplace import saved
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient

@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.likelihoods._checks import check_all, widened
-from lapkernels.likelihoods._diagonal import IndependentOutputs
+from lapkernels.likelihoods.independent import IndependentOutputs
+from lapkernels.likelihoods.likelihood import check_all, widened
 
 
 @dataclass(frozen=True, eq=False)

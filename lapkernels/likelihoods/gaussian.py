@@ -8,9 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapkernels.likelihoods._base import Columns
-from lapkernels.likelihoods._checks import check_all, check_finite, widened
-from lapkernels.likelihoods._diagonal import DiagonalColumns, IndependentOutputs
+from lapkernels.likelihoods.independent import DiagonalColumns, IndependentOutputs
+from lapkernels.likelihoods.likelihood import Columns, check_all, check_finite, widened
 
 
 @dataclass(frozen=True, eq=False)

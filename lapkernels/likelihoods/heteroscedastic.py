@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapkernels.likelihoods._checks import (
+from lapkernels.likelihoods.independent import IndependentOutputs
+from lapkernels.likelihoods.likelihood import (
     check_all,
     check_finite,
     check_output,
@@ -16,7 +17,6 @@ from lapkernels.likelihoods._checks import (
     class_dim,
     widened,
 )
-from lapkernels.likelihoods._diagonal import IndependentOutputs
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.func import grad, jacrev, vmap
 
-from lapkernels.likelihoods._base import Columns, Likelihood, random_signs
-from lapkernels.likelihoods._checks import (
+from lapkernels.likelihoods.likelihood import (
+    Columns,
+    Likelihood,
     check_all,
     check_output,
     check_target_tensor,
     check_vector,
+    random_signs,
     widened,
 )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapkernels.likelihoods._checks import check_all, widened
-from lapkernels.likelihoods._diagonal import IndependentOutputs
+from lapkernels.likelihoods.independent import IndependentOutputs
+from lapkernels.likelihoods.likelihood import check_all, widened
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,11 +9,11 @@ from typing import Any
 import torch.nn.functional as F
 from torch import nn
 
-from lapkernels.likelihoods._base import Likelihood
 from lapkernels.likelihoods.bernoulli import Bernoulli
 from lapkernels.likelihoods.categorical import Categorical
 from lapkernels.likelihoods.gaussian import Gaussian
 from lapkernels.likelihoods.heteroscedastic import HeteroscedasticGaussian
+from lapkernels.likelihoods.likelihood import Likelihood
 from lapkernels.likelihoods.loss_function import LossFunction
 from lapkernels.likelihoods.poisson import Poisson
 

@@ -14,7 +14,7 @@ from lapkernels.likelihoods import (
     Categorical,
     HeteroscedasticGaussian,
     Poisson,
-    _multinomial,
+    categorical,
 )
 from tests.likelihoods.oracle import gram
 
@@ -108,7 +108,7 @@ def test_categorical_signs_keep_their_digits(
         moment = torch.zeros_like(h)
         for signs in every:
             monkeypatch.setattr(
-                _multinomial, "random_signs", lambda like, _, signs=signs: signs.view_as(like)
+                categorical, "random_signs", lambda like, _, signs=signs: signs.view_as(like)
             )
             drawn = Categorical().columns(f).signs().double().flatten()
             moment += drawn.outer(drawn) / len(every)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lapkernels.likelihoods import Categorical, _diagonal, _multinomial, loss_function
-from lapkernels.likelihoods._base import random_signs
+from lapkernels.likelihoods import Categorical, categorical, independent, loss_function
+from lapkernels.likelihoods.likelihood import random_signs
 from tests.likelihoods.cases import CASES, Case, by_name, normal
 from tests.likelihoods.oracle import assert_close, factor, hessian
 
@@ -39,7 +39,7 @@ def test_second_moment_over_all_signs_is_the_hessian(
         def one(like: Tensor, generator: object, k: int = k) -> Tensor:
             return torch.eye(size, dtype=like.dtype)[k].reshape(like.shape[1:]).expand_as(like)
 
-        for module in (_diagonal, _multinomial, loss_function):
+        for module in (independent, categorical, loss_function):
             monkeypatch.setattr(module, "random_signs", one)
         s = case.likelihood.columns(case.f, case.y).signs().reshape(len(case.f), size)
         found += s.unsqueeze(2) * s.unsqueeze(1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from copy import copy
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import Any
+from typing import Any, get_args
 
 from torch import Tensor, nn
 
@@ -32,10 +32,6 @@ class Batch:
     def inputs(self) -> Any:
         """The inputs as users give them."""
         return self.kwargs if self.kwargs else self.args
-
-    def sample(self, n: int) -> Batch:
-        """A batch of sample n alone."""
-        return self.part(n, 1)
 
     def halves(self) -> list[Batch]:
         """Both halves, or what there is of them."""
@@ -65,6 +61,12 @@ class Observed:
     def of(cls, data: Any) -> Observed:
         """Data that nobody else may want to see."""
         return data if isinstance(data, Observed) else cls(data, lambda f, y: None)
+
+
+def check_choice(name: str, value: Any, allowed: Any) -> None:
+    """Raise unless an argument has one of the values of a ``Literal``."""
+    if value not in get_args(allowed):
+        raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
 
 
 def batches_of(data: Any) -> Iterator[Batch]:

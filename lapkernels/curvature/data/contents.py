@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
+from lapkernels.ops import value_samples
 
 Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
 
@@ -237,3 +239,19 @@ def _random(module: nn.Module) -> str | None:
     if module.training and (isinstance(module, nn.RReLU) or module.p != 0):
         return "is in training mode, where the output is random; call model.eval() first"
     return None
+
+
+@torch.no_grad()
+def fingerprint(parameters: Mapping[str, Tensor]) -> str:
+    """A name for parameters: their names, shapes and dtypes, and some of their values."""
+    values = list(parameters.values())
+    kinds = _kinds(tuple(parameters), tuple([(p.shape, p.dtype) for p in values]))
+    digest = hashlib.sha256(kinds)
+    digest.update(value_samples(values).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+@lru_cache(256)
+def _kinds(names: tuple[str, ...], kinds: tuple[tuple[torch.Size, torch.dtype], ...]) -> bytes:
+    pairs = zip(names, kinds, strict=True)
+    return "".join(f"{name}{tuple(shape)}{dtype}" for name, (shape, dtype) in pairs).encode()

@@ -1,58 +1,37 @@
-"""Several processes as one: what each has found is merged, and all get the whole, or the error.
+"""Which data a process reads, and sums over the data of all processes.
 
-Findings go up a binary tree of processes, each merging what its children send into its own, and the
-whole comes back down the same way. What a process raised goes with them, so that all raise. A
-process that is gone breaks its connection, which is an error like any other.
+All processes are given the same data in the same order, and each takes every world-size-th batch;
+of a single batch each takes some samples. A process that has data of its own says so by
+:class:`Shard`. Both are checked: what was read as the same data has to be the same, and no two
+shards may be.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import hashlib
+import inspect
 from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import nn
+from torch.utils.data import DistributedSampler
 
-T = TypeVar("T")
-# The word in place of a group: all processes, if torch.distributed is initialised.
-ALL = "all"
-_given: ContextVar[Any] = ContextVar("processes", default=ALL)
+from lapkernels.curvature.data.batches import Batch, batches_of, is_batch, tensors_in
+from lapkernels.curvature.data.contents import fingerprint, plain
+from lapkernels.curvature.data.exchange import ALL, Processes, given_group
+from lapkernels.curvature.errors import NoBatch
 
-
-class use_processes:
-    """Says which processes work together: from the call on or, as a context manager, for its block.
-
-    ``None`` makes every process work on its own, with no communication; a group of
-    ``torch.distributed`` makes its members work together; ``"all"``, the default, all processes if
-    ``torch.distributed`` is initialised. It holds for the calling thread.
-    """
-
-    def __init__(self, group: Any) -> None:
-        if isinstance(group, str) and group != ALL:
-            raise ValueError(f"use_processes({group!r}): None, 'all' or a process group is needed")
-        self._token = _given.set(group)
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _given.reset(self._token)
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def processes() -> Processes:
     """Those that the present call works together with; itself alone if there are no others."""
-    group = _given.get()
+    group = given_group.get()
     if group is None or not dist.is_available() or not dist.is_initialized():
         return Processes(None, 0, 1)
     own = None if group == ALL else group
@@ -62,168 +41,164 @@ def processes() -> Processes:
     return Processes(own, rank, dist.get_world_size(own))
 
 
-@dataclass
-class Message:
-    """What some processes have found in a call of ``what``, or how they failed, by rank.
+@dataclass(frozen=True)
+class Shard:
+    """Data that are this process's own part of the whole: a batch or an iterable of batches.
 
-    ``notes`` has what each rank adds for the others to check; ``wrong`` is an error of them all.
+    .. code-block:: python
+
+        mine = torch.utils.data.Subset(dataset, range(rank, len(dataset), world_size))
+        la.fit(lk.Shard(DataLoader(mine, batch_size=64)))
+
+    Shards may be uneven, and some of them empty. Without other processes it is all the data.
     """
 
-    what: str
-    state: Any = None
-    failures: dict[int, str] = field(default_factory=dict)
-    notes: dict[int, Any] = field(default_factory=dict)
-    wrong: str | None = None
+    batches: Any
 
-    def add(self, other: Message) -> None:
-        """Take in what a child has sent."""
-        self.failures.update(other.failures)
-        self.notes.update(other.notes)
-        self.wrong = self.wrong or other.wrong
-        if self.wrong or self.failures:
-            self.state = None
-        elif self.what != other.what:
-            self.wrong = f"processes are in different calls: {self.what} and {other.what}"
-        else:
-            try:
-                self.state = merged(self.state, other.state)
-            except Exception as error:
-                self.wrong = str(error)
+    def __post_init__(self) -> None:
+        sampler = getattr(self.batches, "sampler", None)
+        if isinstance(sampler, DistributedSampler):
+            more = sampler.total_size - len(sampler.dataset)  # pyright: ignore[reportArgumentType]
+            if more:
+                what = f"repeats {more} samples" if more > 0 else f"leaves out {-more} samples"
+                raise ValueError(
+                    f"Shard: the DistributedSampler {what} to make all shards even, which changes "
+                    "the sum; use Subset(dataset, range(rank, len(dataset), world_size))"
+                )
 
 
-@dataclass(frozen=True)
-class Processes:
-    """This process, ``rank``, among ``size``."""
+class Part:
+    """The batches that this process reads out of ``data``, from the number ``start`` on.
 
-    group: dist.ProcessGroup | None
-    rank: int
-    size: int
+    Batches are numbered over all processes.
+    """
 
-    def everywhere(
-        self,
-        what: str,
-        make: Callable[[], T | None],
-        note: Callable[[], Any] | None = None,
-        check: Callable[[dict[int, Any]], str | None] | None = None,
-    ) -> T | None:
-        """What all processes make, merged, on all of them. None stands for nothing.
+    def __init__(self, data: Any, together: Processes, start: int = 0) -> None:
+        self.together, self.start = together, start
+        self.shard = isinstance(data, Shard)
+        self.data = data.batches if isinstance(data, Shard) else data
+        self._digest = hashlib.sha256()
 
-        If ``make`` raises on one process, or what they make does not add up, all raise. ``note`` is
-        called behind it, and what the notes of all ranks say is wrong, says ``check``.
-        """
-        if self.size == 1:
-            return make()
-        own, caught = Message(what), None
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for _, batch, own in self.numbered():
+            if own:
+                yield batch.inputs, batch.target
+
+    def numbered(self) -> Iterator[tuple[int, Batch, bool]]:
+        """All batches that are read, with their numbers, and whether they are this process's."""
+        self._digest = hashlib.sha256()
+        rank, size = self.together.rank, self.together.size
         try:
-            with use_processes(None):
-                own.state = make()
-                if note is not None:
-                    own.notes[self.rank] = note()
-        except Exception as error:
-            caught = error
-            own.failures[self.rank] = f"{type(error).__name__}: {error}"
-        for child in self._children():
-            own.add(self._receive(child, what))
-        if self.rank:
-            self._send(own, self._parent())
-            own = self._receive(self._parent(), what)
-        elif check is not None and not own.failures:
-            own.wrong = own.wrong or check(own.notes)
-        for child in self._children():
-            self._send(own, child)
-        if caught is not None:
-            raise caught
-        for rank, text in own.failures.items():
-            raise RuntimeError(f"{what} failed on the process of rank {rank}: {text}")
-        if own.wrong:
-            raise ValueError(own.wrong)
-        return cast("T | None", own.state)
+            for k, batch in enumerate(self._batches()):
+                if size > 1:
+                    self._look(batch)
+                if self.shard:
+                    yield k * size + rank, batch, k * size + rank >= self.start
+                else:
+                    yield k, batch, k >= self.start and (k - self.start) % size == rank
+        except NoBatch:
+            # There may be some elsewhere.
+            if size == 1:
+                raise
 
-    def first(self, what: str, value: T) -> T:
-        """The value of rank 0, on all processes."""
-        found = self.everywhere(what, lambda: None if self.rank else value)
-        return value if found is None else found
-
-    def _children(self) -> Iterator[int]:
-        """Ranks r + 1, r + 2, r + 4, ..: as many as the number of zeros that r ends with."""
-        step = 1
-        while self.rank % (2 * step) == 0 and self.rank + step < self.size:
-            yield self.rank + step
-            step *= 2
-
-    def _parent(self) -> int:
-        return self.rank & (self.rank - 1)
-
-    @property
-    def _device(self) -> torch.device:
-        """Where tensors must be to be sent."""
-        on_gpu = dist.get_backend(self.group) == "nccl"
-        return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-
-    def _send(self, message: Message, to: int) -> None:
-        """A process that cannot be reached is left to find out by itself."""
-        try:
-            packed, tensors = _packed(message)
-        except Exception as error:
-            packed, tensors = _packed(Message(message.what, failures={self.rank: str(error)}))
-        try:
-            dist.send_object_list([packed], group=self.group, group_dst=to, device=self._device)
-            for tensor in tensors:
-                if tensor.numel():
-                    sent = tensor.detach().to(self._device).contiguous()
-                    dist.send(sent, group=self.group, group_dst=to)
-        except RuntimeError:
+    def _batches(self) -> Iterator[Batch]:
+        """The batches as given, or one batch in parts of two samples at least."""
+        size = self.together.size
+        if self.shard or size == 1 or not is_batch(self.data):
+            yield from batches_of(self.data)
             return
+        (batch,) = batches_of(self.data)
+        parts = max(1, min(size, batch.count // 2))
+        for n in range(parts):
+            first, last = batch.count * n // parts, batch.count * (n + 1) // parts
+            yield batch.part(first, last - first)
 
-    def _receive(self, other: int, what: str) -> Message:
-        try:
-            packed: list[Any] = [None]
-            dist.recv_object_list(packed, group=self.group, group_src=other, device=self._device)
-            return _unpacked(packed[0], lambda kind: self._tensor(kind, other))
-        except RuntimeError as error:
-            return Message(what, failures={other: f"the connection broke ({error})"})
+    def _look(self, batch: Batch) -> None:
+        tensors = tensors_in((batch.args, batch.kwargs, batch.target))
+        name = fingerprint({str(k): tensor for k, tensor in enumerate(tensors)})
+        self._digest.update(name.encode())
 
-    def _tensor(self, kind: Kind, other: int) -> Tensor:
-        shape, stride, dtype, device = kind
-        tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        if tensor.numel():
-            dist.recv(tensor, group=self.group, group_src=other)
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(tensor)
+    def note(self) -> tuple[bool, str]:
+        """For the other processes: whether it is a shard, and a name for all that was read."""
+        return self.shard, self._digest.hexdigest()
 
+    def sum(self, what: str, make: Callable[[], R]) -> R:
+        """What all processes make of their parts, merged."""
 
-def merged(a: Any, b: Any) -> Any:
-    """Both together: sums of tensors and numbers, by key in dicts, or what ``merge`` says."""
-    if a is None or b is None:
-        return b if a is None else a
-    if isinstance(a, dict):
-        return {**a, **{key: merged(a.get(key), value) for key, value in b.items()}}
-    return a + b if isinstance(a, Tensor | int | float) else a.merge(b)
-
-
-# Shape, strides, dtype and kind of device.
-Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, str]
-
-
-def _packed(message: Message) -> tuple[bytes, list[Tensor]]:
-    """A message without its tensors, and these."""
-    tensors: list[Tensor] = []
-
-    class Pickler(pickle.Pickler):
-        def persistent_id(self, obj: Any) -> Kind | None:
-            if not isinstance(obj, Tensor):
+        def local() -> R | None:
+            try:
+                return make()
+            except NoBatch:
+                if self.together.size == 1:
+                    raise
                 return None
-            tensors.append(obj)
-            stride = torch.empty_like(obj, device="meta").stride()
-            return obj.shape, stride, obj.dtype, obj.device.type
 
-    file = io.BytesIO()
-    Pickler(file).dump(message)
-    return file.getvalue(), tensors
+        found = self.together.everywhere(what, local, self.note, check_parts)
+        if found is None:
+            raise NoBatch("data holds no batch on any process")
+        return found
 
 
-def _unpacked(packed: bytes, tensor: Callable[[Kind], Tensor]) -> Message:
-    class Unpickler(pickle.Unpickler):
-        def persistent_load(self, pid: Kind) -> Tensor:
-            return tensor(pid)
+def check_parts(notes: dict[int, tuple[bool, str]]) -> str | None:
+    """What is wrong with the data of all ranks together."""
+    first = notes[0]
+    nothing = hashlib.sha256().hexdigest()
+    seen: dict[str, int] = {}
+    for rank, (shard, digest) in sorted(notes.items()):
+        if shard != first[0]:
+            return f"ranks 0 and {rank}: Shard(data) is needed on all processes or on none"
+        if not shard and digest != first[1]:
+            return (
+                f"ranks 0 and {rank} were given different data: give all processes the same data "
+                "in the same order (no shuffling, or by one seed), or lk.Shard(data) if each has a "
+                "part of its own"
+            )
+        if shard and digest != nothing and digest in seen:
+            return (
+                f"ranks {seen[digest]} and {rank} were given the same shard, which would count "
+                "twice: leave lk.Shard away, and the processes share out the data"
+            )
+        seen[digest] = rank
+    return None
 
-    return Unpickler(io.BytesIO(packed)).load()
+
+def summed(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function of model and data, whose results add up, one over all processes.
+
+    Only the first process shows progress and explains. Each has random numbers of its own.
+    """
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def over_processes(*args: P.args, **kwargs: P.kwargs) -> R:
+        together = processes()
+        if together.size == 1:
+            given = {name: _alone(value) for name, value in kwargs.items()}
+            return function(*map(_alone, args), **given)  # pyright: ignore[reportCallIssue]
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        given["model"] = plain(cast(nn.Module, given["model"]))
+        given["data"] = part = Part(given["data"], together)
+        if together.rank:
+            given.update({key: False for key in ("progress", "explain") if key in given})
+        if given.get("method") == "mc":
+            given["generator"] = own_generator(given["generator"], given["model"], together.rank)
+        return part.sum(function.__name__, lambda: function(*bound.args, **bound.kwargs))
+
+    return over_processes
+
+
+def _alone(value: Any) -> Any:
+    """An argument as it is for a process that works alone."""
+    if isinstance(value, nn.Module):
+        return plain(value)
+    return value.batches if isinstance(value, Shard) else value
+
+
+def own_generator(given: torch.Generator | None, model: nn.Module, rank: int) -> torch.Generator:
+    """A generator of this rank's own, for one call."""
+    device = torch.device("cpu") if given is None else given.device
+    drawn = int(torch.randint(1 << 40, (), generator=given, device=device))
+    where = next(model.parameters()).device if given is None else device
+    return torch.Generator(where).manual_seed(drawn * 4093 + rank)

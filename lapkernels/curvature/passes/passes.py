@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from lapkernels.curvature.backward.autograd import autograd_columns
 from lapkernels.curvature.backward.bottleneck import pull_compressed
 from lapkernels.curvature.backward.budget import column_chunks, default_budget
 from lapkernels.curvature.backward.columns import Collector, pull_columns
-from lapkernels.curvature.data.batches import Batch, Output, batches_of, selector
+from lapkernels.curvature.data.batches import Batch, Output, batches_of, check_choice, selector
 from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
@@ -24,12 +24,12 @@ from lapkernels.curvature.data.contents import (
 )
 from lapkernels.curvature.data.freed_memory import keep_freed_memory
 from lapkernels.curvature.data.random_state import random_state_kept
-from lapkernels.curvature.errors import Refused, SamplesLost, check_choice
+from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.passes.self_check import close, verdict
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.replay import KeepsGraph, recorded
-from lapkernels.curvature.recording.run import Subject, record, unrecorded
-from lapkernels.curvature.recording.run_model import call_model
+from lapkernels.curvature.recording.run import record, unrecorded
+from lapkernels.curvature.recording.run_model import Subject, call_model
 from lapkernels.likelihoods import Columns
 
 T = TypeVar("T")
@@ -106,192 +106,146 @@ def passes(
     contents = Contents.of(plain(model))
     chosen = parameters_of(contents, params)
     check_mode(contents)
-    subject = Subject.of(contents, chosen)
+    recorder = _Recorder(Subject.of(contents, chosen, output), memory_budget, route, keep_graph)
 
     def run() -> Iterator[Pass]:
         batches = batches_of(data)
         for batch in with_progress(batches, data) if progress else batches:
-            for part in _parts(subject, batch, output, parts):
-                yield from _passes(subject, part, output, memory_budget, route, keep_graph, split)
+            for part in recorder.parts(batch, parts):
+                yield from recorder.passes(part, split)
 
     return chosen, run()
 
 
-def _parts(subject: Subject, batch: Batch, output: Output, count: int) -> Iterator[Batch]:
-    """A batch in equal parts if it takes more than four megabytes for each.
+@dataclass(frozen=True)
+class _Recorder:
+    """Passes of one model, each recorded by rules, or else by autograd."""
 
-    A part has two samples at least: one alone would not show that samples depend on each other.
-    """
-    count = max(1, min(count, batch.count // 2))
-    if count > 1:
-        two, select = batch.part(0, 2), selector(output, 2)
+    subject: Subject
+    budget: int | None
+    route: Route
+    keep_graph: KeepsGraph
+
+    def parts(self, batch: Batch, count: int) -> Iterator[Batch]:
+        """A batch in equal parts if it takes more than four megabytes for each.
+
+        A part has two samples at least: one alone would not show that samples depend on each other.
+        """
+        count = max(1, min(count, batch.count // 2))
+        if count > 1:
+            two = batch.part(0, 2)
+            try:
+                with random_state_kept(self.subject.model, two.args, two.kwargs):
+                    trace = record(self.subject, two)
+            except SamplesLost:
+                count = 1
+            else:
+                size = trace.entries * trace.prediction.element_size() * batch.count // 2
+                count = min(count, max(1, size >> 22))
+        # A whole batch as it is: a part would have as many labels as samples, whatever was given.
+        yield from [batch] if count == 1 else batch.parts(count)
+
+    def passes(self, batch: Batch, split: Callable[[Pass], int] | None) -> Iterator[Pass]:
+        """One pass for the batch, or for each of its parts or samples if that is what it takes."""
         try:
-            with random_state_kept(subject.model, two.args, two.kwargs):
-                trace = record(subject, (two.args, two.kwargs), select)
-        except SamplesLost:
-            count = 1
-        else:
-            size = trace.entries * trace.prediction.element_size() * batch.count // 2
-            count = min(count, max(1, size >> 22))
-    if count == 1:
-        # As it is: a part would have as many labels as samples, whatever was given.
-        yield batch
-        return
-    yield from batch.parts(count)
-
-
-def _passes(
-    subject: Subject,
-    batch: Batch,
-    output: Output,
-    budget: int | None,
-    route: Route,
-    keep_graph: KeepsGraph,
-    split: Callable[[Pass], int] | None,
-) -> Iterator[Pass]:
-    """One pass for the batch, or for each of its parts or samples if that is what it takes."""
-    try:
-        whole = _pass(subject, batch, output, budget, route, keep_graph)
-    except SamplesLost as lost:
-        if route == "rules":
-            raise
-        # Whatever the model itself raises is the user's to see.
-        together = _plain_output(subject, batch, output)
-        if batch.count > 1:
-            warnings.warn(
-                f"{lost}. Samples run one at a time, which is slow.", RuntimeWarning, stacklevel=5
-            )
-        yield from _one_by_one(subject, batch, output, budget, route, keep_graph, together, lost)
-    else:
+            whole = self.whole(batch)
+        except SamplesLost as lost:
+            if self.route == "rules":
+                raise
+            # Whatever the model itself raises is the user's to see.
+            together = self.plain_output(batch)
+            if batch.count > 1:
+                words = f"{lost}. Samples run one at a time, which is slow."
+                warnings.warn(words, RuntimeWarning, stacklevel=7)
+            for n in range(batch.count):
+                yield self.sample(batch, n, together[n], lost)
+            return
         count = 1 if split is None else min(split(whole), batch.count)
         if count < 2:
             yield whole
             return
-        allowed = whole.allowed
+        budgeted = replace(self, budget=whole.allowed)
         del whole  # and its activations
         for part in batch.parts(count):
-            yield _pass(subject, part, output, allowed, route, keep_graph)
+            yield budgeted.whole(part)
 
+    def plain_output(self, batch: Batch) -> Tensor:
+        """What the model returns; it may want gradients, to register a hook on one."""
+        subject = self.subject
+        with random_state_kept(subject.model, batch.args, batch.kwargs), torch.enable_grad():
+            result = call_model(subject.model, batch.args, batch.kwargs)
+            return selector(subject.output, batch.count)(result).detach()
 
-def _plain_output(subject: Subject, batch: Batch, output: Output) -> Tensor:
-    """What the model returns; it may want gradients, to register a hook on one."""
-    with random_state_kept(subject.model, batch.args, batch.kwargs), torch.enable_grad():
-        result = call_model(subject.model, batch.args, batch.kwargs)
-        return selector(output, batch.count)(result).detach()
-
-
-def _one_by_one(
-    subject: Subject,
-    batch: Batch,
-    output: Output,
-    budget: int | None,
-    route: Route,
-    keep_graph: KeepsGraph,
-    together: Tensor,
-    lost: SamplesLost,
-) -> Iterator[Pass]:
-    """A pass for each sample, the last resort by autograd alone, which has no need to record."""
-    for n in range(batch.count):
-        sample = batch.sample(n)
+    def sample(self, batch: Batch, n: int, together: Tensor, lost: SamplesLost) -> Pass:
+        """A pass of sample n, the last resort by autograd alone, which has no need to record."""
+        sample = batch.part(n, 1)
         try:
             if batch.count == 1:
                 raise lost
-            one = _pass(subject, sample, output, budget, route, keep_graph)
+            one = self.whole(sample)
         except SamplesLost as error:
-            inputs = (sample.args, sample.kwargs)
-            with random_state_kept(subject.model, inputs):
-                graph = Graph.of(unrecorded(subject, inputs, selector(output, 1), str(error)))
-            one = _checked(
-                Pass(graph, graph.trace.prediction, sample.target, budget, True),
-                subject,
-                sample,
-                output,
-            )
+            with random_state_kept(self.subject.model, sample.args, sample.kwargs):
+                trace = unrecorded(self.subject, sample, str(error))
+            one = self.checked(Graph.of(trace), sample, by_autograd=True)
             if isinstance(one, str):
                 raise Refused(f"{one}, however it is found: {lost}") from error
-        if not close(one.prediction[0], together[n]):
+        if not close(one.prediction[0], together):
             raise Refused(
                 f"the model's output for sample {n} changes with the other samples of the batch; "
                 "curvature is a sum over independent samples"
             )
-        yield one
+        return one
 
+    def whole(self, batch: Batch) -> Pass:
+        """A recorded pass that goes back by rules, or else by autograd.
 
-def _pass(
-    subject: Subject,
-    batch: Batch,
-    output: Output,
-    budget: int | None,
-    route: Route,
-    keep_graph: KeepsGraph,
-) -> Pass:
-    """A recorded pass that goes back by rules, or else by autograd.
-
-    Raises ``SamplesLost`` if neither can be done for all samples at once.
-    """
-    try:
-        if route != "autograd":
-            found = _by_rules(subject, batch, output, budget, keep_graph)
+        Raises ``SamplesLost`` if neither can be done for all samples at once.
+        """
+        try:
+            if self.route == "autograd":
+                return self.by_autograd(batch, None)
+            found = self.by_rules(batch)
             if isinstance(found, Pass):
                 return found
-            if route == "rules":
+            if self.route == "rules":
                 raise Refused(f"{found}: only autograd knows its gradient; route='auto'")
-        else:
-            found = None
-        return _by_autograd(subject, batch, output, budget, keep_graph, found)
-    except Refused:
-        raise
-    except Exception as error:
-        if route == "rules":
+            return self.by_autograd(batch, found)
+        except Refused:
             raise
-        raise SamplesLost(f"recording raises {type(error).__name__}: {error}") from error
+        except Exception as error:
+            if self.route == "rules":
+                raise
+            raise SamplesLost(f"recording raises {type(error).__name__}: {error}") from error
 
+    def by_rules(self, batch: Batch) -> Pass | str:
+        """A pass that goes back by rules, or why there is none."""
+        graph = recorded(self.subject, batch, keep_graph=self.keep_graph)
+        if graph.trace.opaque:
+            return graph.trace.opaque[0]
+        return self.checked(graph, batch, by_autograd=False)
 
-def _by_rules(
-    subject: Subject, batch: Batch, output: Output, budget: int | None, keep_graph: KeepsGraph
-) -> Pass | str:
-    """A pass that goes back by rules, or why there is none."""
-    inputs, select = (batch.args, batch.kwargs), selector(output, batch.count)
-    graph = recorded(subject, inputs, select, keep_graph=keep_graph, is_output=output is None)
-    if graph.trace.opaque:
-        return graph.trace.opaque[0]
-    return _checked(
-        Pass(graph, graph.trace.prediction, batch.target, budget, False), subject, batch, output
-    )
+    def by_autograd(self, batch: Batch, reason: str | None) -> Pass:
+        """A pass that goes back by autograd, to each op that uses a weight."""
+        with random_state_kept(self.subject.model, batch.args, batch.kwargs):
+            trace = record(self.subject, batch, edges=True, keep_graph=bool(self.keep_graph))
+        if reason is not None and not trace.opaque:
+            trace.opaque.append(reason)
+        if trace.opaque and trace.hidden and trace.count > 1:
+            raise SamplesLost(f"{trace.opaque[0]} that reads parameters")
+        found = self.checked(Graph.of(trace), batch, by_autograd=True)
+        if isinstance(found, str):
+            raise SamplesLost(found)
+        return found
 
-
-def _by_autograd(
-    subject: Subject,
-    batch: Batch,
-    output: Output,
-    budget: int | None,
-    keep_graph: KeepsGraph,
-    reason: str | None,
-) -> Pass:
-    """A pass that goes back by autograd, to each op that uses a weight."""
-    inputs, select = (batch.args, batch.kwargs), selector(output, batch.count)
-    with random_state_kept(subject.model, inputs):
-        trace = record(subject, inputs, select, edges=True, keep_graph=bool(keep_graph))
-    if reason is not None and not trace.opaque:
-        trace.opaque.append(reason)
-    if trace.opaque and trace.hidden and trace.count > 1:
-        raise SamplesLost(f"{trace.opaque[0]} that reads parameters")
-    graph = Graph.of(trace)
-    found = _checked(
-        Pass(graph, trace.prediction, batch.target, budget, True), subject, batch, output
-    )
-    if isinstance(found, str):
-        raise SamplesLost(found)
-    return found
-
-
-def _checked(one: Pass, subject: Subject, batch: Batch, output: Output) -> Pass | str:
-    """The pass, or what is wrong with it."""
-    if not one.graph.trace.output.active:
-        raise Refused("the model's output does not depend on the chosen parameters")
-    found = verdict(subject, batch, output, one.graph, one.by_autograd)
-    one.check = found.note
-    return one if found.problem is None else found.problem
+    def checked(self, graph: Graph, batch: Batch, *, by_autograd: bool) -> Pass | str:
+        """The pass, or what is wrong with it."""
+        if not graph.trace.output.active:
+            raise Refused("the model's output does not depend on the chosen parameters")
+        found = graph.memo.get("verdict") or verdict(self.subject, batch, graph, by_autograd)
+        if found.problem is not None:
+            return found.problem
+        prediction = graph.trace.prediction
+        return Pass(graph, prediction, batch.target, self.budget, by_autograd, found.note)
 
 
 def with_progress(batches: Iterator[T], data: Any) -> Iterator[T]:

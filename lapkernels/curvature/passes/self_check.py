@@ -24,13 +24,13 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.backward.autograd import autograd_columns
 from lapkernels.curvature.backward.columns import Collector, pull_columns
-from lapkernels.curvature.data.batches import Batch, Output, mapped, selector
+from lapkernels.curvature.data.batches import Batch, mapped, selector
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.recording.aliasing import storage_of, version_of
 from lapkernels.curvature.recording.graph import Graph, Share
-from lapkernels.curvature.recording.run import Subject, record
-from lapkernels.curvature.recording.run_model import copied, plain_ops
+from lapkernels.curvature.recording.run import record
+from lapkernels.curvature.recording.run_model import Subject, copied, plain_ops
 from lapkernels.kernels import use_backend
 
 # Rounding errors are allowed so many units of the last place of a parameter's largest entry, and of
@@ -60,9 +60,7 @@ class Verdict:
     problem: str | None = None
 
 
-def verdict(
-    subject: Subject, batch: Batch, output: Output, graph: Graph, by_autograd: bool
-) -> Verdict:
+def verdict(subject: Subject, batch: Batch, graph: Graph, by_autograd: bool) -> Verdict:
     """Whether a recorded pass may be used, found out once for each program of a model."""
     if not _enabled.get():
         return Verdict("not checked: switched off")
@@ -71,7 +69,7 @@ def verdict(
         programs = _verdicts.setdefault(subject.model, {})
         key = _program(graph, by_autograd)
         if key not in programs:
-            programs[key] = _Check(subject, batch, output, graph, by_autograd).verdict()
+            programs[key] = _Check(subject, batch, graph, by_autograd).verdict()
         known = graph.memo["verdict"] = programs[key]
     return known
 
@@ -91,10 +89,8 @@ def _program(graph: Graph, by_autograd: bool) -> tuple[Any, ...]:
 class _Check:
     """One comparison of a pass with autograd."""
 
-    def __init__(
-        self, subject: Subject, batch: Batch, output: Output, graph: Graph, by_autograd: bool
-    ) -> None:
-        self.subject, self.batch, self.output = subject, batch, output
+    def __init__(self, subject: Subject, batch: Batch, graph: Graph, by_autograd: bool) -> None:
+        self.subject, self.batch = subject, batch
         self.graph, self.by_autograd = graph, by_autograd
         self.part = batch.part(0, min(SAMPLES, batch.count))
 
@@ -157,7 +153,7 @@ class _Check:
         }
         with _undisturbed(subject, part), torch.enable_grad():
             result = subject.runner(copied(part.args), copied(part.kwargs), frozen)
-            f = selector(self.output, part.count)(result)
+            f = selector(self.subject.output, part.count)(result)
         leaves = [frozen.get(name, parameter) for name, parameter in subject.chosen.items()]
         found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if f.requires_grad:
@@ -176,14 +172,11 @@ class _Check:
     def _recorded(self) -> Graph:
         """A pass of torch's own functions: of some samples alone if it is the same program."""
         for batch in (self.part, self.batch):
-            inputs, by_autograd = (batch.args, batch.kwargs), self.by_autograd
+            by_autograd = self.by_autograd
             if by_autograd and not self.graph.trace.nodes:
                 return self.graph
-            select = selector(self.output, batch.count)
             with _undisturbed(self.subject, batch), use_backend("reference"):
-                trace = record(
-                    self.subject, inputs, select, edges=by_autograd, keep_graph=by_autograd
-                )
+                trace = record(self.subject, batch, edges=by_autograd, keep_graph=by_autograd)
             graph = Graph.of(trace)
             if _program(graph, by_autograd) == _program(self.graph, by_autograd):
                 break
@@ -227,7 +220,7 @@ class _Check:
         values[name] = values[name] + step
         with _undisturbed(self.subject, part), torch.no_grad():
             inputs = (mapped(_double, copied(part.args)), mapped(_double, copied(part.kwargs)))
-            f = selector(self.output, part.count)(self.subject.runner(*inputs, values))
+            f = selector(self.subject.output, part.count)(self.subject.runner(*inputs, values))
         return float((f.double() * self._cotangent(f)).sum())
 
 

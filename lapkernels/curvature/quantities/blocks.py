@@ -28,9 +28,10 @@ from lapkernels.curvature.backward.parameter_uses import (
     matrix_shape,
     parameter_uses,
 )
-from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.errors import Refused, check_choice
+from lapkernels.curvature.data.processes import summed
+from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass, Route
 from lapkernels.curvature.passes.steps import jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
@@ -38,7 +39,6 @@ from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks, check_limi
 from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import same_entries
-from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import ByName, finite
 from lapkernels.likelihoods import resolve
 from lapkernels.rules import WeightUse

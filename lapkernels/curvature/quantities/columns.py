@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.backward.columns import Collector
-from lapkernels.curvature.errors import check_choice
+from lapkernels.curvature.data.batches import check_choice
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.likelihoods import Likelihood
 

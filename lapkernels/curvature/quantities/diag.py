@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.backward.diagonal import pull_diagonal
 from lapkernels.curvature.backward.mixed import pull_mixed
-from lapkernels.curvature.data.batches import Output
+from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
-from lapkernels.curvature.errors import Refused, check_choice
+from lapkernels.curvature.data.processes import summed
+from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass, Route
 from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.hessian import hessian_diag
 from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
-from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve
 from lapkernels.ops.base import chunks

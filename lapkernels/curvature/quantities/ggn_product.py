@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.by_autograd.products import check_samples, graph_of
-from lapkernels.curvature.data.batches import Observed, Output, batches_of
+from lapkernels.curvature.data.batches import Observed, Output, batches_of, check_choice
 from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
@@ -18,11 +18,9 @@ from lapkernels.curvature.data.contents import (
     parameters_of,
     plain,
 )
-from lapkernels.curvature.data.processes import processes
-from lapkernels.curvature.errors import check_choice
+from lapkernels.curvature.data.processes import Part, processes
 from lapkernels.curvature.passes.passes import with_progress
 from lapkernels.curvature.quantities.columns import OutputFactor
-from lapkernels.curvature.results.shards import Part
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 from lapkernels.ops.base.chunks import slices

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from lapkernels.curvature.backward.diagonal import passes_both, pull_both
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Pass, Route
 from lapkernels.curvature.quantities.columns import OutputFactor, Sampler, with_labels
 from lapkernels.curvature.quantities.diag import Method, SquaredSum, add_diagonal, check_method
 from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Graph
-from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve
 

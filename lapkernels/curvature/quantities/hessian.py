@@ -22,8 +22,8 @@ from lapkernels.curvature.by_autograd.products import (
 )
 from lapkernels.curvature.data.batches import Batch, Observed, Output, batches_of
 from lapkernels.curvature.data.contents import Contents, Parameters, check_mode, parameters_of
+from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.quantities.columns import with_labels
-from lapkernels.curvature.results.shards import summed
 from lapkernels.curvature.results.summary import Diagonal, Summary, finite, slices_of
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.base.chunks import slices

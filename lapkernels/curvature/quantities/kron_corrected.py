@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from lapkernels import ops
 from lapkernels.curvature.data.batches import Output
-from lapkernels.curvature.data.contents import Parameters
+from lapkernels.curvature.data.contents import Parameters, fingerprint
+from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Route
 from lapkernels.curvature.passes.steps import jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
@@ -31,8 +32,7 @@ from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.eigenbasis import Eigenbasis, eigenbases
 from lapkernels.curvature.results.kronecker import Kronecker
-from lapkernels.curvature.results.shards import summed
-from lapkernels.curvature.results.summary import ByName, Diagonal, fingerprint, finite
+from lapkernels.curvature.results.summary import ByName, Diagonal, finite
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, WeightUse

@@ -23,10 +23,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.data.batches import Batch
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.aliasing import version_of
 from lapkernels.curvature.recording.graph import Graph
-from lapkernels.curvature.recording.run import Start, Subject, record, run
+from lapkernels.curvature.recording.run import record
+from lapkernels.curvature.recording.run_model import Start, Subject, run
 from lapkernels.curvature.recording.settings import settings_of
 from lapkernels.curvature.recording.torch_functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
 from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, repeats
@@ -72,27 +74,24 @@ _lock = Lock()
 
 def recorded(
     subject: Subject,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    select: Callable[[Any], Any],
+    batch: Batch,
     *,
     keep_graph: KeepsGraph = False,
-    is_output: bool = False,
 ) -> Graph:
     """The graph of the model on a batch, replayed if possible.
 
     ``keep_graph`` says whether autograd's graph is kept, or for which replayed passes; new ones
-    keep it then. ``is_output``: ``select`` is the identity. torch's random state is restored;
-    replayed calls draw no random numbers.
+    keep it then. torch's random state is restored; replayed calls draw no random numbers.
     """
-    args, kwargs = inputs
+    args, kwargs = batch.args, batch.kwargs
     home = None
     if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
         home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
-        graph = _replayed(home, subject, inputs, select, keep_graph, is_output)
+        graph = _replayed(home, subject, batch, keep_graph)
         if graph is not None:
             return graph
-    with random_state_kept(subject.model, inputs):
-        graph = Graph.of(record(subject, inputs, select, keep_graph=bool(keep_graph)))
+    with random_state_kept(subject.model, args, kwargs):
+        graph = Graph.of(record(subject, batch, keep_graph=bool(keep_graph)))
     trace = graph.trace
     calls, trace.calls = trace.calls, None
     if home is not None and calls is not None and all(n.rule.repeatable for n in trace.nodes):
@@ -139,10 +138,8 @@ def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) ->
 def _replayed(
     home: list[Template],
     subject: Subject,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    select: Callable[[Any], Any],
+    batch: Batch,
     keep_graph: KeepsGraph,
-    is_output: bool,
 ) -> Graph | None:
     """The graph of a pass by a free template, None if its calls differ."""
     try:
@@ -151,14 +148,14 @@ def _replayed(
         return None
     lease = Lease(template, home)
     keep = keep_graph if isinstance(keep_graph, bool) else keep_graph(template.graph)
-    start = Start.of(subject, inputs, keep)
+    start = Start.of(subject, batch, keep)
     given = start.given(subject)
-    settings = template.settings if is_output else None
+    settings = template.settings if subject.output is None else None
     output: Tensor | None
     if settings is not None and settings == _present_settings(subject):
         output = _repeated(template.calls, given, keep)
     else:
-        output = _watched(template.calls, given, subject, start, select, keep)
+        output = _watched(template.calls, given, subject, start, keep)
     if output is None:
         return None
     trace = changed(
@@ -197,13 +194,12 @@ def _watched(
     given: list[Tensor],
     subject: Subject,
     start: Start,
-    select: Callable[[Any], Any],
     keep_graph: bool,
 ) -> Tensor | None:
     """The output of the model, None if its calls differ."""
     watch = Replay(calls, given, keep_graph)
     try:
-        output = run(subject, start, select, watch)
+        output = run(subject, start, watch)
     except Different:
         return None
     except Exception:

@@ -1,73 +1,42 @@
-"""Running a model on a batch under a recorder."""
+"""Recording a pass of a model on a batch: its trace, from a recorder that watches it run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from contextlib import nullcontext
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lapkernels.curvature.data.batches import tensors_in
-from lapkernels.curvature.data.contents import Contents
+from lapkernels.curvature.data.batches import Batch
 from lapkernels.curvature.errors import Refused, SamplesLost
 from lapkernels.curvature.recording.recorder import Recorder
-from lapkernels.curvature.recording.run_model import Runner, copied, plain_ops
+from lapkernels.curvature.recording.run_model import Start, Subject, run
 from lapkernels.curvature.recording.shortcuts import Shortcuts, Unseen
 from lapkernels.curvature.recording.trace import Node, Trace, Value
 from lapkernels.rules import Samples, follow
 
 
-@dataclass
-class Subject:
-    """A model, its chosen parameters, and what is looked up in it once.
-
-    It is ``watched`` op by op if shortcuts have missed an op before.
-    """
-
-    contents: Contents
-    chosen: dict[str, nn.Parameter]
-    parameters: dict[str, nn.Parameter]
-    runner: Runner
-    watched: bool = False
-
-    @classmethod
-    def of(cls, contents: Contents, chosen: dict[str, nn.Parameter]) -> Subject:
-        """From the contents of a model."""
-        return cls(contents, chosen, contents.parameters, Runner(contents))
-
-    @property
-    def model(self) -> nn.Module:
-        """The user's model."""
-        return self.contents.model
-
-
 def record(
     subject: Subject,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    select: Callable[[Any], Any],
+    batch: Batch,
     *,
     edges: bool = False,
     keep_graph: bool = False,
 ) -> Trace:
     """Run the model on a batch and record it.
 
-    ``inputs`` are positional and keyword arguments; all their tensors hold samples in dimension 0.
     With ``keep_graph`` autograd's graph is kept, with ``edges`` also its edge to every op that uses
     a weight.
     """
     try:
-        return _record(subject, inputs, select, False, edges, keep_graph)
+        return _record(subject, batch, False, edges, keep_graph)
     except SamplesLost:
-        return _record(subject, inputs, select, True, edges, keep_graph)
+        return _record(subject, batch, True, edges, keep_graph)
 
 
 def _record(
     subject: Subject,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    select: Callable[[Any], Any],
+    batch: Batch,
     place_fresh: bool,
     edges: bool,
     keep_graph: bool,
@@ -75,22 +44,21 @@ def _record(
     # Edges are known op by op only.
     if not subject.watched and not edges:
         try:
-            return _trace(subject, inputs, select, place_fresh, edges, keep_graph)
+            return _trace(subject, batch, place_fresh, edges, keep_graph)
         except Unseen:
             subject.watched = True
-    return _trace(subject, inputs, select, place_fresh, edges, keep_graph)
+    return _trace(subject, batch, place_fresh, edges, keep_graph)
 
 
 def _trace(
     subject: Subject,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    select: Callable[[Any], Any],
+    batch: Batch,
     place_fresh: bool,
     edges: bool,
     keep_graph: bool,
 ) -> Trace:
-    start = Start.of(subject, inputs)
-    count = start.tensors[0].shape[0]
+    start = Start.of(subject, batch)
+    count = start.count
     recorder = Recorder(count, subject.runner.paths, place_fresh, edges)
     where = Samples(count)
     for tensor in start.tensors:
@@ -105,7 +73,7 @@ def _trace(
             parameters[name] = value
     by_op = subject.watched or edges
     watch = recorder if by_op else Shortcuts(recorder, start.given(subject))
-    output = run(subject, start, select, watch)
+    output = run(subject, start, watch)
     calls = None
     with torch.enable_grad():
         if isinstance(watch, Shortcuts):
@@ -133,13 +101,12 @@ def _trace(
 
 def unrecorded(
     subject: Subject,
-    inputs: tuple[tuple[Any, ...], dict[str, Any]],
-    select: Callable[[Any], Any],
+    batch: Batch,
     reason: str,
 ) -> Trace:
     """A pass of one sample with autograd's graph alone, and the reason for that."""
-    start = Start.of(subject, inputs)
-    output = run(subject, start, select, nullcontext())
+    start = Start.of(subject, batch)
+    output = run(subject, start, nullcontext())
     value = Value(output.shape, output.dtype, follow(1, output.shape), output.requires_grad)
     named = {
         name: Value(leaf.shape, leaf.dtype, None, True, name)
@@ -151,47 +118,6 @@ def unrecorded(
     return Trace(
         1, named, [], value, output.detach(), entries, output, leaves, [reason], hidden=True
     )
-
-
-@dataclass(frozen=True)
-class Start:
-    """The tensors a pass starts from: copies of the inputs, and a leaf for each parameter."""
-
-    args: Any
-    kwargs: Any
-    tensors: list[Tensor]
-    leaves: dict[str, Tensor]
-
-    @classmethod
-    def of(
-        cls,
-        subject: Subject,
-        inputs: tuple[tuple[Any, ...], dict[str, Any]],
-        keep_graph: bool = True,
-    ) -> Start:
-        """Start of a batch. With ``keep_graph`` leaves of chosen parameters require a gradient."""
-        args, kwargs = copied(inputs[0]), copied(inputs[1])
-        leaves: dict[str, Tensor] = {}
-        for name, parameter in subject.parameters.items():
-            leaves[name] = parameter.detach()
-            if keep_graph and name in subject.chosen:
-                leaves[name].requires_grad_()
-        return cls(args, kwargs, list(tensors_in((args, kwargs))), leaves)
-
-    def given(self, subject: Subject) -> list[Tensor]:
-        """Every tensor that a pass may read: inputs, parameters and buffers."""
-        return [*self.tensors, *self.leaves.values(), *subject.contents.buffers]
-
-
-def run(
-    subject: Subject,
-    start: Start,
-    select: Callable[[Any], Any],
-    watch: AbstractContextManager[Any],
-) -> Tensor:
-    """The model's output, ``select``ed from what it returns, run under ``mode``."""
-    with torch.enable_grad(), plain_ops(subject.contents), watch:
-        return select(subject.runner(start.args, start.kwargs, start.leaves))
 
 
 def _output(recorder: Recorder, output: Tensor) -> Value:

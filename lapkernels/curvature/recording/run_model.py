@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock, get_ident
 from traceback import walk_tb
@@ -20,7 +21,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from lapkernels.curvature.data.batches import check_names, mapped
+from lapkernels.curvature.data.batches import (
+    Batch,
+    Output,
+    check_names,
+    mapped,
+    selector,
+    tensors_in,
+)
 from lapkernels.curvature.data.contents import Contents
 from lapkernels.curvature.errors import Refused
 
@@ -89,6 +97,70 @@ class Runner:
                         for key, child in children
                     }
         return self._copies
+
+
+@dataclass
+class Subject:
+    """A model, its chosen parameters and output, and what is looked up in it once.
+
+    It is ``watched`` op by op if shortcuts have missed an op before.
+    """
+
+    contents: Contents
+    chosen: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]
+    runner: Runner
+    output: Output = None
+    watched: bool = False
+
+    @classmethod
+    def of(
+        cls, contents: Contents, chosen: dict[str, nn.Parameter], output: Output = None
+    ) -> Subject:
+        """From the contents of a model."""
+        return cls(contents, chosen, contents.parameters, Runner(contents), output)
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model."""
+        return self.contents.model
+
+
+@dataclass(frozen=True)
+class Start:
+    """The tensors a pass starts from: copies of the inputs, and a leaf for each parameter."""
+
+    args: Any
+    kwargs: Any
+    tensors: list[Tensor]
+    leaves: dict[str, Tensor]
+
+    @property
+    def count(self) -> int:
+        """Number of samples."""
+        return self.tensors[0].shape[0]
+
+    @classmethod
+    def of(cls, subject: Subject, batch: Batch, keep_graph: bool = True) -> Start:
+        """Start of a batch. With ``keep_graph`` leaves of chosen parameters require a gradient."""
+        args, kwargs = copied(batch.args), copied(batch.kwargs)
+        leaves: dict[str, Tensor] = {}
+        for name, parameter in subject.parameters.items():
+            leaves[name] = parameter.detach()
+            if keep_graph and name in subject.chosen:
+                leaves[name].requires_grad_()
+        return cls(args, kwargs, list(tensors_in((args, kwargs))), leaves)
+
+    def given(self, subject: Subject) -> list[Tensor]:
+        """Every tensor that a pass may read: inputs, parameters and buffers."""
+        return [*self.tensors, *self.leaves.values(), *subject.contents.buffers]
+
+
+def run(subject: Subject, start: Start, watch: AbstractContextManager[Any]) -> Tensor:
+    """The model's output, run under the mode ``watch``."""
+    select = selector(subject.output, start.count)
+    with torch.enable_grad(), plain_ops(subject.contents), watch:
+        return select(subject.runner(start.args, start.kwargs, start.leaves))
 
 
 def call_model(

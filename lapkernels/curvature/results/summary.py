@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.data.contents import fingerprint
 from lapkernels.curvature.errors import Refused
 from lapkernels.likelihoods import Likelihood
-from lapkernels.ops import value_samples
 
 T = TypeVar("T")
 
@@ -101,19 +99,3 @@ def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:
         found[name] = slice(start, start + parameter.numel())
         start += parameter.numel()
     return found
-
-
-@torch.no_grad()
-def fingerprint(parameters: Mapping[str, Tensor]) -> str:
-    """A name for parameters: their names, shapes and dtypes, and some of their values."""
-    values = list(parameters.values())
-    kinds = _kinds(tuple(parameters), tuple([(p.shape, p.dtype) for p in values]))
-    digest = hashlib.sha256(kinds)
-    digest.update(value_samples(values).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-@lru_cache(256)
-def _kinds(names: tuple[str, ...], kinds: tuple[tuple[torch.Size, torch.dtype], ...]) -> bytes:
-    pairs = zip(names, kinds, strict=True)
-    return "".join(f"{name}{tuple(shape)}{dtype}" for name, (shape, dtype) in pairs).encode()

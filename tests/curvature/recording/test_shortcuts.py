@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.curvature.data.batches import Batch
 from lapkernels.curvature.data.contents import Contents, parameters_of
-from lapkernels.curvature.recording import run as record
 from lapkernels.curvature.recording.recorder import Recorder
+from lapkernels.curvature.recording.run import record
+from lapkernels.curvature.recording.run_model import Subject
 from lapkernels.curvature.recording.torch_functions import FUNCTIONS
 from tests.curvature.zoo import Net, Network, params
 
@@ -23,18 +25,17 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def subject_of(model: nn.Module) -> record.Subject:
+def subject_of(model: nn.Module) -> Subject:
     """A model with all its parameters chosen."""
     contents = Contents.of(model)
-    return record.Subject.of(contents, parameters_of(contents, None))
+    return Subject.of(contents, parameters_of(contents, None))
 
 
-def trace(model: nn.Module, x: Any, watched: bool) -> record.Subject:
+def trace(model: nn.Module, x: Any, watched: bool) -> Subject:
     """Record a pass; the subject says afterwards whether it had to be watched."""
     subject = subject_of(model)
     subject.watched = watched
-    inputs = (x, {}) if isinstance(x, tuple) else ((x,), {})
-    record.record(subject, inputs, lambda result: result)
+    record(subject, Batch(x if isinstance(x, tuple) else (x,), {}, None))
     return subject
 
 
@@ -42,15 +43,15 @@ def diagonal(
     model: nn.Module, x: Any, method: Any, watched: bool, patch: pytest.MonkeyPatch, output: Any
 ) -> dict[str, Tensor] | str:
     """The diagonal, or the name of the error that refuses it."""
-    made = record.Subject.of.__func__  # pyright: ignore[reportFunctionMemberAccess]
+    made = Subject.of.__func__  # pyright: ignore[reportFunctionMemberAccess]
 
-    def of(cls: type, *args: Any) -> record.Subject:
+    def of(cls: type, *args: Any) -> Subject:
         subject = made(cls, *args)
         subject.watched = watched
         return subject
 
     with patch.context() as context:
-        context.setattr(record.Subject, "of", classmethod(of))
+        context.setattr(Subject, "of", classmethod(of))
         try:
             return dict(lk.diag(model, (x, None), "gaussian", method, output=output))
         except (RuntimeError, ValueError, TypeError) as error:
@@ -285,7 +286,7 @@ def test_every_function_has_a_call() -> None:
     for run in CALLS.values():
         model, x = Model(run), torch.randn(3, 4)
         subject = subject_of(model)
-        seen |= {node.name for node in record.record(subject, ((x,), {}), lambda r: r).nodes}
+        seen |= {node.name for node in record(subject, Batch((x,), {}, None)).nodes}
     # Dropout in eval mode is no op, and a contiguous tensor is its own copy.
     quick = {"aten::alias", "aten::clone", "aten::cos", "aten::log", "aten::rsqrt"}
     quick |= {"aten::reciprocal", "aten::sigmoid"}

@@ -8,8 +8,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lapkernels.likelihoods._base import Columns, Likelihood, random_signs
-from lapkernels.likelihoods._checks import check_output, check_target, check_vector, widened
+from lapkernels.likelihoods.likelihood import (
+    Columns,
+    Likelihood,
+    check_output,
+    check_target,
+    check_vector,
+    random_signs,
+    widened,
+)
 
 
 @dataclass(frozen=True, eq=False)
