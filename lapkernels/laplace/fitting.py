@@ -42,7 +42,7 @@ class Measured:
     fingerprint: dict[str, str] = field(default_factory=dict)
 
     def merge(self, other: Measured) -> Measured:
-        """Of both data sets together."""
+        """The sum over both data sets."""
         if self.fingerprint != other.fingerprint:
             raise ValueError("the results belong to different models, or to other values in them")
         state = None if self.state is None else self.state.merge(other.state)

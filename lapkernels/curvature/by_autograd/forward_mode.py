@@ -1,4 +1,4 @@
-"""J v in one pass forward, where that is what a backward pass differentiates."""
+"""J v by forward mode, where that agrees with the backward pass."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from lapkernels.curvature.recording.operators import tensors_of
 
 
 class Differentiated(TorchDispatchMode):
-    """Watches whether forward mode has the derivatives that a backward pass has.
+    """Detects where forward mode and the backward pass have different derivatives.
 
-    Forward mode goes through ``no_grad``, and knows nothing of hooks, of the backward that a custom
-    ``autograd.Function`` defines, and of rows of an embedding that are to have no gradient.
+    Forward mode ignores ``no_grad``, hooks, the backward of a custom ``autograd.Function``, and
+    embedding rows without a gradient.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._alike = True
-        # Kept until the forward pass has ended: a hook may be registered at any time.
+        # Kept until the end of the forward pass, as a hook may be registered at any time.
         self._results: list[Tensor] = []
 
     def __torch_dispatch__(
@@ -47,7 +47,7 @@ class Differentiated(TorchDispatchMode):
         return out
 
     def alike(self, f: Tensor) -> bool:
-        """Whether all on the way to ``f`` was torch's own; forgets what it saw."""
+        """Whether all derivatives of ``f`` are torch's own; clears what was kept."""
         hooked = any(tensor._backward_hooks for tensor in self._results)
         self._results.clear()
         return self._alike and not hooked and not _has_custom_function(f)
@@ -72,8 +72,7 @@ def forward_product(
 ) -> Tensor:
     """J v [K, *f.shape] of ``vectors``, [K, *leaf.shape] for each leaf.
 
-    Nothing is kept but the tangents of what the model holds at the time. Raises a RuntimeError for
-    ops that torch cannot differentiate forward.
+    No graph is kept. Raises a RuntimeError for ops that torch cannot differentiate forward.
     """
     values = tuple(leaf.detach() for leaf in leaves)
     if len(vectors[0]) == 1:

@@ -1,10 +1,9 @@
 """Derivatives of one batch by autograd alone: Jacobian, Gauss-Newton and Hessian products.
 
-They serve every model that autograd can differentiate, with no rules. J v comes from a pass
-forward, before the graph of a backward pass is made, so that not both are in memory. Where a
-backward pass differentiates something else, or torch cannot do it, J v is the derivative of Jᵀ u in
-u, for which autograd keeps the graph of a backward pass too. Several vectors go at once, by
-``vmap`` where torch can.
+They serve every model that autograd can differentiate, with no rules. J v comes from forward mode,
+before a backward graph is made, so that not both are in memory. Where forward mode differs from the
+backward pass, or torch lacks it, J v is the derivative of Jᵀ u in u, which keeps the graph of the
+backward pass too. Several vectors go at once, by ``vmap`` where torch can.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from lapkernels.curvature.recording.run_model import call_model, plain_attention
 from lapkernels.likelihoods import Likelihood
 from lapkernels.ops.base.chunks import slices
 
-# Bytes for the vectors that go through a model at once, if the model itself takes less.
+# Bytes of vectors at once, if the model itself takes less.
 BUDGET = 1 << 24
 
 
 class Graph:
-    """The outputs f of a batch, which ``run`` gives for copies ``leaves`` of the parameters.
+    """The outputs f of a batch, from ``run`` on copies ``leaves`` of the parameters.
 
-    ``entries`` counts the numbers that autograd's graph keeps, once that was looked at. Vectors are
-    given and found as a tensor [K, *leaf.shape] for each leaf.
+    ``entries`` counts the numbers that autograd's graph keeps, once measured. Vectors are given and
+    returned as a tensor [K, *leaf.shape] for each leaf.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Graph:
 
     @property
     def f(self) -> Tensor:
-        """The outputs with their graph, made when it is first needed."""
+        """The outputs with their graph, made at first use."""
         return self.keep() if self._f is None else self._f
 
     @property
@@ -58,7 +57,7 @@ class Graph:
         return sum(leaf.numel() for leaf in self.leaves)
 
     def keep(self, *, twice: bool = False) -> Tensor:
-        """Make the graph, if asked without fused attention, which is differentiated only once."""
+        """Make the graph; without fused attention for second derivatives."""
         self._f = None
         with Differentiated() as watched, _attention(twice), torch.enable_grad():
             self._f = self.run(*self.leaves)
@@ -69,10 +68,10 @@ class Graph:
         return self._f
 
     def look(self, parts: Sequence[Batch], *, twice: bool = False) -> Tensor:
-        """The outputs of parts of the batch, from graphs that keep nothing but are counted."""
+        """The outputs of parts of the batch, whose graphs are measured and dropped."""
         try:
             return self._counted(parts, twice, keep=False)
-        except TypeError:  # A model that runs autograd inside needs what its graph keeps.
+        except TypeError:  # A model that runs autograd inside needs its saved tensors.
             return self._counted(parts, twice, keep=True)
         except RuntimeError as error:
             what = "the model runs torch.func, in which memory cannot be counted"
@@ -117,7 +116,7 @@ class Graph:
         try:
             with plain_attention:
                 found = [forward_product(self.run, self.leaves, some) for some in chunks]
-            # Nothing of what a backward pass would do shows before there is a graph.
+            # Only a graph shows what a backward pass would do.
             self.keep()
             if self._forward:
                 return torch.cat(found)
@@ -135,7 +134,7 @@ class Graph:
             ) from error
 
     def _transposed_twice(self, vectors: Sequence[Tensor]) -> Tensor:
-        # Any u will do; some ops have a backward that is not smooth at zero.
+        # Any u will do but zero, where some ops' backward is not smooth.
         f = self.f
         spread = torch.linspace(0.5, 1.5, f.numel(), dtype=f.dtype, device=f.device)
         u = spread.reshape(f.shape).requires_grad_()
@@ -179,7 +178,7 @@ def graph_of(
 
 
 def _check_references(f: Tensor, names: dict[int, str]) -> None:
-    """Raise if a parameter itself, and not its copy, is among what made ``f``."""
+    """Raise if ``f`` depends on a parameter itself instead of its copy."""
     todo, seen = [f.grad_fn], set[Node]()
     while todo:
         node = todo.pop()
@@ -199,7 +198,7 @@ def _attention(twice: bool) -> AbstractContextManager[Any]:
 def check_samples(graph: Graph, batch: Batch, f: Tensor, again: Tensor) -> None:
     """Raise if the two halves of a batch gave outputs ``again`` that differ from ``f``, of all.
 
-    Random numbers have moved on in between.
+    The random state has changed in between.
     """
     scale = float(f.abs().max()) if f.numel() else 0.0
     slack = 1e4 * torch.finfo(f.dtype).eps * scale
@@ -253,10 +252,10 @@ def _first(f: Tensor, leaves: Sequence[Tensor], u: Tensor | None) -> list[Tensor
 
 
 def check_differentiable(derivatives: Iterable[Tensor]) -> None:
-    """Raise if a gradient that has none of its own is among what made these derivatives.
+    """Raise if these derivatives depend on a gradient that cannot be differentiated.
 
-    Autograd ends the graph at a function marked as once differentiable, so that a second derivative
-    by what lies behind it would be taken for zero.
+    Autograd ends the graph at a once-differentiable function, so a second derivative through it
+    would silently be zero.
     """
     seen: set[Node] = set()
     rest = [one.grad_fn for one in derivatives]

@@ -1,5 +1,5 @@
-"""What users give, checked: batches, outputs, parameters; and the state of the process.
+"""Checked inputs (models, batches, outputs, parameters), and the state of the process.
 
-Models, batches and labels become plain records here; random numbers, memory and other processes are
-looked after. Nothing here differentiates.
+Models, batches and labels become plain records here; random state, freed memory and communication
+between processes are handled here too. Nothing here differentiates.
 """

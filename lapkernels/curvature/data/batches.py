@@ -1,4 +1,4 @@
-"""Which batches, which output: what users say, checked."""
+"""Batches and the model's output, checked."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Batch:
         return self.kwargs if self.kwargs else self.args
 
     def halves(self) -> list[Batch]:
-        """Both halves, or what there is of them."""
+        """Both halves, those that are not empty."""
         return list(self.parts(min(2, self.count)))
 
     def parts(self, count: int) -> Iterator[Batch]:
-        """So many batches of about equal size."""
+        """``count`` batches of about equal size."""
         for part in range(count):
             first, last = (self.count * n // count for n in (part, part + 1))
             yield self.part(first, last - first)
@@ -52,14 +52,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Observed:
-    """Data whose outputs ``see(f, y)`` is given too, batch by batch or in parts of a batch."""
+    """Data with a callback ``see(f, y)`` for the outputs of each batch or part of a batch."""
 
     data: Any
     see: Callable[[Tensor, Any], object]
 
     @classmethod
     def of(cls, data: Any) -> Observed:
-        """Data that nobody else may want to see."""
+        """Data without a callback."""
         return data if isinstance(data, Observed) else cls(data, lambda f, y: None)
 
 
@@ -165,11 +165,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
-    """A nest of tuples, lists and mappings with the function of each tensor in its place."""
+    """Apply a function to each tensor in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, Mapping):
-        # A copy, where it can be written to: a model may ask it for more than its entries.
+        # A copy if it is mutable, as a model may use more of it than its entries.
         made = copy(value) if isinstance(value, MutableMapping) else dict(value)
         for key, entry in value.items():
             made[key] = mapped(function, entry)
@@ -180,12 +180,12 @@ def mapped(function: Callable[[Tensor], Any], value: Any) -> Any:
 
 
 def _narrow(value: Any, start: int, count: int) -> Any:
-    # A label that is one number for all samples stays what it is, for a check to refuse.
+    # A scalar label for all samples is kept, and refused by a later check.
     return mapped(lambda x: x.narrow(0, start, count) if x.dim() else x, value)
 
 
 def selector(output: Output, count: int) -> Callable[[Any], Tensor]:
-    """Pick the tensor whose curvature is meant out of what the model returns, and check it."""
+    """Select the output tensor of what the model returns, and check it."""
 
     def select(result: Any) -> Tensor:
         if callable(output):

@@ -1,4 +1,4 @@
-"""What a model holds, looked up once: its modules and parameters, chosen and checked."""
+"""The modules and parameters of a model, looked up once, chosen and checked."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Contents:
 
     @classmethod
     def of(cls, model: nn.Module) -> Contents:
-        """Go through the model once, in the order of ``named_parameters``."""
+        """Traverse the model once, in the order of ``named_parameters``."""
         found = cls(model, list(_modules("", model)), {}, {}, {}, [], [])
         aliases, firsts, paths, places = found.aliases, found.firsts, found.paths, found.places
         for path, module in found.modules:
@@ -61,7 +61,7 @@ class Contents:
 
     @property
     def recurrent(self) -> bool:
-        """Whether it has layers that torch runs as one fused op."""
+        """Whether it has modules that torch runs as one fused op."""
         return any([isinstance(module, nn.RNNBase) for _, module in self.modules])
 
     @property
@@ -71,7 +71,7 @@ class Contents:
 
 
 def _modules(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """As ``named_modules(remove_duplicate=False)``, in less time."""
+    """A faster ``named_modules(remove_duplicate=False)``."""
     yield path, module
     for name, child in module._modules.items():
         if child is not None:
@@ -79,7 +79,7 @@ def _modules(path: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The model itself, out of what trains it in several processes or compiles it."""
+    """The model inside of wrappers for data parallelism or compilation."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is a {type(model).__name__}: an nn.Module is needed")
     if isinstance(model, torch.jit.ScriptModule):
@@ -146,7 +146,7 @@ def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parame
 
 
 def _named(aliases: dict[str, nn.Parameter], names: list[str]) -> set[int]:
-    """Identities of parameters by their own name or a module's."""
+    """Ids of parameters by their own name or a module's."""
     picked: set[int] = set()
     for given in names:
         inside = (p for name, p in aliases.items() if name.startswith(given + "."))
@@ -169,13 +169,13 @@ _DROPOUTS = (
 
 
 def check_differentiation() -> None:
-    """Raise where torch keeps nothing of what a derivative needs."""
+    """Raise inside inference mode, where torch saves nothing for derivatives."""
     if torch.is_inference_mode_enabled():
         raise Refused("inside torch.inference_mode() no gradient can be followed; use no_grad()")
 
 
 def check_precision(contents: Contents) -> None:
-    """Raise where the model's ops would be rounded to another dtype than its parameters have."""
+    """Raise inside autocast, where ops would round to another dtype than that of the parameters."""
     for kind in {device.type for device in {p.device for p in contents.aliases.values()}}:
         if torch.is_autocast_enabled(kind):
             raise Refused(
@@ -192,7 +192,7 @@ def check_mode(contents: Contents) -> None:
 
 
 def check_eval(contents: Contents) -> None:
-    """Raise where samples are random or depend on each other, as training mode makes them."""
+    """Raise where training mode makes samples random or dependent on each other."""
     check_precision(contents)
     if all([_refusal(kind) is None for kind in {type(module) for _, module in contents.modules}]):
         return
@@ -205,7 +205,7 @@ def check_eval(contents: Contents) -> None:
 
 @lru_cache(256)
 def _refusal(kind: type[nn.Module]) -> Callable[[nn.Module], str | None] | None:
-    """What says why there is no curvature of a model with a module of this kind as it is."""
+    """A function that says why a module of this kind prevents curvature, or None."""
     if issubclass(kind, torch.jit.ScriptModule):
         return _scripted
     if issubclass(kind, _BATCH_NORMS):
@@ -243,7 +243,7 @@ def _random(module: nn.Module) -> str | None:
 
 @torch.no_grad()
 def fingerprint(parameters: Mapping[str, Tensor]) -> str:
-    """A name for parameters: their names, shapes and dtypes, and some of their values."""
+    """A fingerprint of parameters: names, shapes, dtypes, and some of their values."""
     values = list(parameters.values())
     kinds = _kinds(tuple(parameters), tuple([(p.shape, p.dtype) for p in values]))
     digest = hashlib.sha256(kinds)

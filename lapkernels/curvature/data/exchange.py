@@ -1,8 +1,8 @@
-"""Several processes as one: what each has found is merged, and all get the whole, or the error.
+"""An all-reduce over several processes, of results that merge, or of an error.
 
-Findings go up a binary tree of processes, each merging what its children send into its own, and the
-whole comes back down the same way. What a process raised goes with them, so that all raise. A
-process that is gone breaks its connection, which is an error like any other.
+Results go up a binary tree of processes, each merging its children's into its own, and the sum
+comes back down. If one process raises, all do. A process that dies breaks its connection, which is
+an error like any other.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
-# The word in place of a group: all processes, if torch.distributed is initialised.
+# Instead of a group: all processes, if torch.distributed is initialised.
 ALL = "all"
 given_group: ContextVar[Any] = ContextVar("processes", default=ALL)
 
 
 class use_processes:
-    """Says which processes work together: from the call on or, as a context manager, for its block.
+    """Set which processes work together: from the call on or, as a context manager, for its block.
 
     ``None`` makes every process work on its own, with no communication; a group of
     ``torch.distributed`` makes its members work together; ``"all"``, the default, all processes if
@@ -52,7 +52,7 @@ class use_processes:
 
 @dataclass
 class Message:
-    """What some processes have found in a call of ``what``, or how they failed, by rank.
+    """Merged results of some processes in a call of ``what``, or their errors by rank.
 
     ``notes`` has what each rank adds for the others to check; ``wrong`` is an error of them all.
     """
@@ -64,7 +64,7 @@ class Message:
     wrong: str | None = None
 
     def add(self, other: Message) -> None:
-        """Take in what a child has sent."""
+        """Merge a child's message."""
         self.failures.update(other.failures)
         self.notes.update(other.notes)
         self.wrong = self.wrong or other.wrong
@@ -94,7 +94,7 @@ class Processes:
         note: Callable[[], Any] | None = None,
         check: Callable[[dict[int, Any]], str | None] | None = None,
     ) -> T | None:
-        """What all processes make, merged, on all of them. None stands for nothing.
+        """The merged results of all processes, on all of them; None is an empty result.
 
         If ``make`` raises on one process, or what they make does not add up, all raise. ``note`` is
         called behind it, and what the notes of all ranks say is wrong, says ``check``.
@@ -144,12 +144,12 @@ class Processes:
 
     @property
     def _device(self) -> torch.device:
-        """Where tensors must be to be sent."""
+        """The device of tensors that are sent."""
         on_gpu = dist.get_backend(self.group) == "nccl"
         return torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
 
     def _send(self, message: Message, to: int) -> None:
-        """A process that cannot be reached is left to find out by itself."""
+        """Send, ignoring a process that cannot be reached: its connection fails too."""
         try:
             packed, tensors = _packed(message)
         except Exception as error:
@@ -180,7 +180,7 @@ class Processes:
 
 
 def merged(a: Any, b: Any) -> Any:
-    """Both together: sums of tensors and numbers, by key in dicts, or what ``merge`` says."""
+    """The sum of tensors, numbers or dicts of them, or their ``merge``."""
     if a is None or b is None:
         return b if a is None else a
     if isinstance(a, dict):
@@ -193,7 +193,7 @@ Kind = tuple[torch.Size, tuple[int, ...], torch.dtype, str]
 
 
 def _packed(message: Message) -> tuple[bytes, list[Tensor]]:
-    """A message without its tensors, and these."""
+    """A message without its tensors, and the tensors."""
     tensors: list[Tensor] = []
 
     class Pickler(pickle.Pickler):

@@ -1,4 +1,4 @@
-"""Memory that is used again instead of asked for anew."""
+"""Making the allocator reuse freed memory."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 
 @cache
 def keep_freed_memory() -> None:
-    """Free one block of nearly 32 MB, never touched, from which glibc learns to keep what is freed.
+    """Free one untouched block of nearly 32 MB, which raises glibc's dynamic trim threshold.
 
-    It gives memory back to the system from twice the largest block freed so far, counted up to
-    32 MB. What one batch frees is often more than it keeps by default, and the next batch would pay
-    for fresh pages. From now on the process keeps up to 64 MB.
+    glibc returns memory to the system above twice the largest block freed so far, counted up to
+    32 MB. A batch often frees more than the default, and the next one would pay for page faults.
+    From now on the process keeps up to 64 MB.
     """
     torch.empty(2**25 - 2**16, dtype=torch.uint8, device="cpu")

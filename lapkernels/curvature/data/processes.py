@@ -1,9 +1,8 @@
 """Which data a process reads, and sums over the data of all processes.
 
-All processes are given the same data in the same order, and each takes every world-size-th batch;
-of a single batch each takes some samples. A process that has data of its own says so by
-:class:`Shard`. Both are checked: what was read as the same data has to be the same, and no two
-shards may be.
+All processes are given the same data in the same order, and each takes every world-size-th batch,
+or some samples of a single batch. A process with data of its own passes a :class:`Shard`. Both are
+checked: data given as the same must be the same, and no two shards may be.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ R = TypeVar("R")
 
 
 def processes() -> Processes:
-    """Those that the present call works together with; itself alone if there are no others."""
+    """The processes of the present call; this one alone if there are no others."""
     group = given_group.get()
     if group is None or not dist.is_available() or not dist.is_initialized():
         return Processes(None, 0, 1)

@@ -1,4 +1,4 @@
-"""torch's own random numbers, left as they were: of the CPU and of the GPUs that are in use."""
+"""Restoring torch's random state, of the CPU and of the GPUs in use."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lapkernels.curvature.data.batches import tensors_in
 
 @contextmanager
 def random_state_kept(*values: Any) -> Iterator[None]:
-    """Give torch's own generators back as they were, of the CPU and of the GPUs of ``values``.
+    """Restore torch's default generators afterwards, of the CPU and of the GPUs of ``values``.
 
     These are models and nests of tensors.
     """
@@ -27,7 +27,7 @@ def seeded(seed: int, *values: Any) -> Iterator[None]:
     """As :func:`random_state_kept`, with these generators started from a seed inside."""
     found = gpus_of(*values)
     with torch.random.fork_rng(found, device_type="cuda"):
-        # torch.manual_seed would seed the other GPUs too, for good.
+        # torch.manual_seed would seed the other GPUs too.
         torch.default_generator.manual_seed(seed)
         for gpu in found:
             with torch.cuda.device(gpu):
@@ -36,7 +36,7 @@ def seeded(seed: int, *values: Any) -> Iterator[None]:
 
 
 def gpus_of(*values: Any) -> list[torch.device]:
-    """The GPUs that hold a tensor of models and nests of tensors; none before the first is used."""
+    """The GPUs of the tensors in models and nests; none before CUDA is initialised."""
     if not torch.cuda.is_initialized():
         return []
     return unique_gpus(tensor.device for value in values for tensor in _tensors(value))

@@ -1,5 +1,5 @@
-"""What users ask for, one file a quantity: from a model and data to tensors.
+"""The public functions, one file a quantity: from a model and data to tensors.
 
-A file holds the public function, its formula, and the collector that adds up what columns bring.
-How a batch is run and gone back over is in ``passes`` and below; ``results`` has what is returned.
+A file holds the function, its formula, and the collector that adds up the columns' contributions.
+Running a batch and its backward pass are in ``passes`` and below; ``results`` has what is returned.
 """

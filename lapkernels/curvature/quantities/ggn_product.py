@@ -1,4 +1,4 @@
-"""Products of the Gauss-Newton matrix with vectors, by autograd alone."""
+"""Products of the Gauss-Newton matrix with vectors, by autograd."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class GaussNewton:
         return self._sum(total, *rows)
 
     def _sum(self, total: T, vectors: Sequence[Tensor], rows: Sequence[Tensor]) -> T:
-        """The products in ``total``, whose views are ``rows``, with those of other processes."""
+        """Sum ``total``, whose views are ``rows``, over all processes."""
         part = Part(self.observed.data, self.together)
         data = part.data if self.together.size == 1 else part
         what = f"sweep {self.sweeps} of products"

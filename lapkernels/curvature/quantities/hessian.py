@@ -1,9 +1,9 @@
 r"""The Hessian of the summed negative log-likelihood, for every model autograd can differentiate.
 
-Column p of the Hessian is its product with a unit vector; unit vectors go through the model in
-chunks. Autograd keeps the graph of the backward pass too, so samples go in parts. The diagonal
-costs as many products as there are parameters: it is meant for small models, and as a check of
-cheaper curvatures. Unlike a Gauss-Newton diagonal it may be negative.
+Column p of the Hessian is its product with a unit vector; several unit vectors go at once. Autograd
+keeps the graph of the backward pass too, so samples go in parts. The diagonal costs as many
+products as there are parameters: it is for small models, and a check of cheaper curvatures. Unlike
+a Gauss-Newton diagonal it may be negative.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _parts(
 ) -> tuple[Tensor, list[Batch], int]:
     """Outputs of a batch, independent samples in parts, and bytes for the vectors through a part.
 
-    Half of the budget is for the graphs of a part's passes forward and backward.
+    Half of the budget is for the graphs of a part's forward and backward passes.
     """
     with graph_of(model, batch, chosen, output) as graph:
         whole, again = graph.look([batch], twice=True), graph.look(batch.halves(), twice=True)
@@ -114,7 +114,7 @@ def _rows(
     output: Output,
     budget: int,
 ) -> Iterator[tuple[int, Tensor]]:
-    """The first of some rows, and these rows [k, P]."""
+    """Chunks of rows: the first one's index, and the rows [k, P]."""
     with graph_of(model, batch, chosen, output) as graph:
         graph.look([batch], twice=True)
         f = graph.keep(twice=True)
@@ -127,7 +127,7 @@ def _rows(
 
 @contextmanager
 def _bar(total: int, number: int, progress: bool) -> Iterator[Callable[[int], object]]:
-    """Something to tell how many rows are done."""
+    """A function that is told how many rows are done."""
     if not progress:
         yield lambda rows: None
         return

@@ -3,7 +3,7 @@ r"""Jacobians and gradients of single samples, in the order of ``parameters_to_v
 .. math:: J[n, d, p] = \partial f_n[d] / \partial \theta_p, \qquad
           g[n, p] = \partial (-\log p(y_n | f_n)) / \partial \theta_p.
 
-The result is the only Jacobian in memory: columns arrive a few at a time and are put in place.
+The result is the only Jacobian in memory: a few columns at a time are written into it.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def sample_gradients(
 
 
 class _Rows(JointJacobians):
-    """Puts what columns ``first`` and those behind it bring into ``result`` [N, V, P]."""
+    """Writes the Jacobians of columns ``first`` and on into ``result`` [N, V, P]."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], result: Tensor) -> None:
         super().__init__(parameters)

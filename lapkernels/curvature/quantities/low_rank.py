@@ -2,9 +2,9 @@ r"""The largest eigenvalues of the Gauss-Newton matrix, from products with vecto
 
 A block Krylov space is grown from random vectors: with V orthonormal and :math:`T = V^T H V`, the
 eigenvectors of T give the approximations :math:`u = V y`, whose residuals :math:`H u - \lambda u`
-are the next block, orthogonalised against V. Where V gets too large it is cut down to the best
-approximations and goes on from there: V and H V have at most 6 (rank + 8) columns each. It ends
-where all residuals are small:
+are the next block, orthogonalised against V. A V that gets too large is restarted from the best
+approximations: V and H V have at most 6 (rank + 8) columns each. The iteration ends when all
+residuals are small:
 
 .. math:: \|H u_k - \lambda_k u_k\| \le \mathrm{tolerance} \cdot \lambda_1 .
 """
@@ -27,9 +27,9 @@ from lapkernels.curvature.results.decompositions import retried
 from lapkernels.curvature.results.summary import Summary, slices_of
 from lapkernels.likelihoods import resolve
 
-# Vectors beyond the rank that make the search faster.
+# Oversampling: vectors beyond the rank speed up convergence.
 EXTRA = 8
-# Columns of V, in blocks, before it is cut down.
+# Columns of V, in blocks, before a restart.
 BLOCKS = 6
 
 
@@ -101,12 +101,12 @@ def low_rank(
         print(_explanation(operator, width))
     summary = Summary(operator.count, fingerprint(operator.chosen), method)
     found = LowRank(vectors, values, residuals, slices_of(operator.chosen), summary)
-    # All have searched alike, but for what rounding may differ between machines.
+    # All processes have the same result, up to rounding between machines.
     return together.first("the end of low_rank", found)
 
 
 def _explanation(operator: GaussNewton, width: int) -> str:
-    """What a search with blocks of ``width`` vectors has done."""
+    """The explanation of a search with blocks of ``width`` vectors."""
     size = next(iter(operator.chosen.values())).element_size()
     held = 2 * min(operator.size, BLOCKS * width)
     return (
@@ -126,7 +126,7 @@ def largest_eigenvalues(
     ``start`` [P, b] is orthonormal, b >= K.
     """
     size, width = start.shape
-    # Vectors are rows in here, next to each other in memory.
+    # Vectors are rows here, contiguous in memory.
     space, mapped = start.new_empty(2, min(size, BLOCKS * width), size)
     count, block = 0, start.T
     worst = float("inf")
@@ -137,7 +137,7 @@ def largest_eigenvalues(
         matrix = _symmetric(basis @ images.T)
         values, turn = retried(torch.linalg.eigh, matrix, "the curvature", "has no eigenvalues")
         values = values.flip(0).clamp_min(0)
-        # A little more than the rank is kept, which keeps the restart from losing what it found.
+        # A thick restart: it keeps a few vectors beyond the rank.
         kept = min(count, width)
         turn = turn.flip(1)[:, :kept].T
         vectors, block = turn @ basis, turn @ images
@@ -158,7 +158,7 @@ def largest_eigenvalues(
 
 
 def _orthogonal(block: Tensor, basis: Tensor) -> Tensor:
-    """Orthonormal rows that span what ``block`` adds to the orthonormal rows of ``basis``."""
+    """Orthonormal rows that extend the orthonormal rows of ``basis`` to the span with ``block``."""
     room = basis.shape[1] - len(basis)
     scale = block.norm(dim=1)
     block = block[scale > 0] / scale[scale > 0].unsqueeze(1)

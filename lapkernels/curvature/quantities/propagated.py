@@ -7,11 +7,10 @@ into
           v_a = \varphi'(z)^2 v_z,
 
 and every other op likewise, :math:`v_{out}[o] = \sum_i J[o, i]^2 v_{in}[i]`: correlations between
-entries of a value are dropped. Exact for one layer, and where no two paths from a parameter meet
-again.
+entries of a value are dropped. Exact for one layer, and where no two paths from a parameter join.
 
 The approximate diagonal is linear in the diagonal at the outputs, and this is its transpose, op by
-op. One walk gives all outputs, however many there are.
+op. One pass gives all outputs, however many there are.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from lapkernels.curvature.quantities.loop import OutputLoop
 from lapkernels.curvature.quantities.predictive import check_variance
 from lapkernels.curvature.results.summary import finite
 
-# Variances need more memory beside the activations than these: so many parts of a batch do not.
+# Bytes of activations up to which a batch is not split.
 PARTS = 4
 
 

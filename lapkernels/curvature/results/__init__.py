@@ -1,5 +1,5 @@
 """What the functions return: sums over samples that merge, and their decompositions.
 
-Each result knows how many samples it counts and of which model it is, so that sums of several
-batches or processes are added rightly. Nothing here runs a model.
+Each result has its number of samples and its model, so that only sums that belong together are
+added. Nothing here runs a model.
 """

@@ -1,4 +1,4 @@
-r"""Covariances of parameters as the linearised predictive meets them, block by independent block.
+r"""Covariances of parameters for the linearised predictive, in independent blocks.
 
 A block gives its share of :math:`J \Sigma J^T` by a root, :math:`\Sigma = R R^T`: with
 :math:`\mathrm{root}(g) = g R` it is :math:`\mathrm{root}(g) \, \mathrm{root}(g')^T`. Variances are
@@ -67,7 +67,7 @@ class IndependentEntries(CovarianceBlock):
 class KroneckerEigenbasis(CovarianceBlock):
     """Q diag(values) Qᵀ of one parameter, Q a Kronecker product.
 
-    Rotated inputs and columns turn it into independent entries of a Linear layer.
+    With rotated inputs and columns it has independent entries, those of a Linear layer.
     """
 
     name: str

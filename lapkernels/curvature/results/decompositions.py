@@ -1,4 +1,4 @@
-"""Decompositions of symmetric matrices that are tried again in float64 before they are refused."""
+"""Decompositions of symmetric matrices, repeated in float64 if they fail."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from lapkernels.curvature.errors import Refused
 def eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues [.., P], not negative, and eigenvectors of positive semi-definite matrices.
 
-    Negative eigenvalues that rounding explains become zero; larger ones are refused, with ``what``
-    the matrix is.
+    Negative eigenvalues that rounding explains become zero; larger ones raise, naming ``what``.
     """
     values, vectors = retried(torch.linalg.eigh, matrix, what, "has no eigenvalues")
     largest = values.abs().amax(-1, keepdim=True)
@@ -28,7 +27,7 @@ def eigen(matrix: Tensor, what: str) -> tuple[Tensor, Tensor]:
 
 
 def cholesky(matrix: Tensor, what: str) -> Tensor:
-    """L with L Lᵀ = matrix, [.., P, P], refused with ``what`` the matrix is if it has none."""
+    """L with L Lᵀ = matrix, [.., P, P]; raises, naming ``what``, if there is none."""
     advice = (
         "is not positive definite: raise the prior precision; if it is a Hessian, train closer to "
         "a minimum or use a Gauss-Newton method (method='exact')"
@@ -42,7 +41,7 @@ def retried(
 ) -> tuple[Tensor, ...]:
     """A decomposition in the matrix's dtype or, if that fails, in float64.
 
-    If both do, it is refused with ``what`` the matrix is and what ``failed`` says of it.
+    Raises, naming ``what`` ``failed``, if both fail.
     """
     check_finite(matrix, what)
     for dtype in (matrix.dtype, torch.float64):

@@ -23,7 +23,7 @@ class Eigenbasis:
     """A block Q diag(values) Qᵀ of one parameter, Q = output ⊗ input.
 
     ``output`` is [groups, O / g, O / g], ``input`` [groups, I / g * K, I / g * K], or None for the
-    identity; ``values`` is [groups, O / g, I / g * K]. ``factors`` knows the parameter's layout.
+    identity; ``values`` is [groups, O / g, I / g * K]. ``factors`` has the parameter's layout.
     """
 
     factors: Factors
@@ -35,7 +35,7 @@ class Eigenbasis:
     def of(cls, factors: Factors, name: str, known: dict[int, tuple[Tensor, Tensor]]) -> Eigenbasis:
         """Of the block B ⊗ A of a parameter: its eigenvectors, and products of eigenvalues.
 
-        ``known`` has decompositions by the identity of B, which a weight and a bias may share.
+        ``known`` caches decompositions by the id of B, which a weight and a bias may share.
         """
         if id(factors.output) not in known:
             known[id(factors.output)] = eigen(factors.output, f"the Kronecker factor B of {name}")
@@ -68,7 +68,7 @@ class Eigenbasis:
         return matrix if self.input is None else matrix @ self.input.mT
 
     def rotated_rows(self, use: WeightUse, s: Tensor) -> Iterator[list[tuple[Tensor, Tensor]]]:
-        """A layer as Linear ones over its positions, rotated: some samples at a time.
+        """A layer as Linear layers over its positions, rotated, some samples at a time.
 
         For each group the columns [V, n, T, O / g] and the inputs [n, T, I / g * K].
         """
@@ -89,7 +89,7 @@ class Eigenbasis:
 
 
 def eigenbases(found: Mapping[str, Factors]) -> dict[str, Eigenbasis]:
-    """The bases of all parameters, which several processes share out by cost."""
+    """The bases of all parameters, distributed over processes by cost."""
     together = processes()
     costs = [_cost(factors) for factors in found.values()]
     own = [rank == together.rank for rank in shared_out(costs, together.size)]
@@ -115,7 +115,7 @@ def _cost(factors: Factors) -> int:
 
 
 def shared_out(costs: Sequence[int], count: int) -> list[int]:
-    """Who of ``count`` does each task: the largest first, each to who has least to do."""
+    """The process of ``count`` for each task: the largest first, each to the least loaded."""
     loads, owners = [0] * count, [0] * len(costs)
     for task in sorted(range(len(costs)), key=lambda task: -costs[task]):
         owners[task] = min(range(count), key=loads.__getitem__)

@@ -1,10 +1,10 @@
-r"""Kronecker-factored curvature: the state.
+r"""Kronecker-factored curvature.
 
 The block of a weight W [O, I * K] is :math:`B \otimes A`, row-major as W itself:
 
 .. math:: (B \otimes A)[(o, i), (o', i')] = B[o, o'] \, A[i, i'].
 
-B is a sum over samples, A an average: ``output`` holds B, ``input_sum`` the sum N A, which adds up.
+B is a sum over samples, A an average: ``output`` is B, ``input_sum`` the sum N A.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class Factors:
 
     A weight has one pair of factors for each of its ``groups``: ``output`` [groups, O / g, O / g]
     and ``input_sum`` [groups, I / g * K, I / g * K], or [groups, I] where A is diagonal, as it is
-    for an embedding. Other parameters have the only factor ``output`` [1, P, P]; that of a layer's
-    bias may be the very tensor that its weight has.
+    for an embedding. Other parameters have only a factor ``output`` [1, P, P]; a layer's bias may
+    share it with the weight.
 
-    ``entries`` [groups, O / g, I / g * K] says which entry of the flattened parameter each entry of
-    W is; None if they are in the same order.
+    ``entries`` [groups, O / g, I / g * K] has the index of each entry of W in the flattened
+    parameter; None if they are in the same order.
 
-    ``used`` is False for a parameter that no sample made use of, whose block is zero.
+    ``used`` is False for a parameter that no sample used, whose block is zero.
     """
 
     shape: tuple[int, ...]
@@ -91,7 +91,7 @@ class Factors:
         return self.from_matrix(matrix)
 
     def merge(self, other: Factors) -> Factors:
-        """Of both data sets together."""
+        """The sum over both data sets."""
         count = self.count + other.count
         if not other.used:
             return replace(self, count=count)
@@ -117,7 +117,7 @@ class Kronecker(ByName[Factors]):
         """The factors of both data sets together, exactly those of one pass over both."""
         summary = self.summary.merged(other.summary)
         factors: dict[str, Factors] = {}
-        # What a weight and a bias have in common on both sides they have in common.
+        # A weight and a bias that share a tensor on both sides share the sum.
         sums: dict[tuple[int, int], Tensor] = {}
         for name, one in self.items():
             merged, key = one.merge(other[name]), (id(one.output), id(other[name].output))
@@ -126,5 +126,5 @@ class Kronecker(ByName[Factors]):
 
 
 def same_entries(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two layouts are one."""
+    """Whether two layouts are equal."""
     return a is b or (a is not None and b is not None and torch.equal(a, b))

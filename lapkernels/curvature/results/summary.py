@@ -1,4 +1,4 @@
-"""Results: sums over samples, with what is needed to add them up rightly."""
+"""Results: sums over samples, with what is checked when they are added."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Summary:
-    """What a result is a sum of: how many samples, of which model, by which method."""
+    """What a result is a sum over: the samples, the model, the method."""
 
     count: int
     fingerprint: str
@@ -29,11 +29,11 @@ class Summary:
     def of(
         cls, count: int, chosen: Mapping[str, Tensor], method: str, likelihood: Likelihood
     ) -> Summary:
-        """Of a sum over ``count`` samples, with the likelihood's settings in the method."""
+        """The summary of a sum over ``count`` samples; the method has the likelihood's settings."""
         return cls(count, fingerprint(chosen), f"{method}, {likelihood!r}")
 
     def merged(self, other: Summary) -> Summary:
-        """Of two results together."""
+        """The summary of the sum of two results."""
         if self.fingerprint != other.fingerprint:
             raise ValueError("the results belong to different models, or to other parameter values")
         if self.method != other.method:
@@ -43,7 +43,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class ByName(Mapping[str, T]):
-    """Something for each name, a sum over ``summary.count`` samples."""
+    """A value for each name, summed over ``summary.count`` samples."""
 
     entries: dict[str, T]
     summary: Summary
@@ -71,20 +71,20 @@ class Diagonal(ByName[Tensor]):
         return torch.cat([value.flatten() for value in self.values()])
 
     def merge(self, other: Diagonal) -> Diagonal:
-        """The diagonal of both data sets together."""
+        """The sum over both data sets."""
         summary = self.summary.merged(other.summary)
         return Diagonal({name: value + other[name] for name, value in self.items()}, summary)
 
 
 def finite(values: Mapping[str, Tensor], kind: str = "curvature") -> dict[str, Tensor]:
-    """The values, refused if a number among them has overflowed."""
-    # Sums of finite numbers may overflow too: these are looked at again.
+    """The values; raises if one has overflowed."""
+    # Checked again, as sums of finite numbers may overflow too.
     totals = [value.sum() for value in values.values()]
     if totals and not math.isfinite(sum(torch.stack(totals).tolist())):
         for name, value in values.items():
             if not bool(value.isfinite().all()):
                 raise Refused(
-                    f"the {kind} of {name} is not finite: numbers on the way back, or their "
+                    f"the {kind} of {name} is not finite: numbers in the backward pass, or their "
                     f"squares, are too large for {value.dtype}. Scale the inputs, or give the "
                     "model and its inputs in float64"
                 )
