@@ -104,6 +104,22 @@ def squared_conv_input_by_library(
     return scattered and min(rows, columns) > CHANNELS and dtype == torch.float32
 
 
+# Entries of a row of an image.
+WIDTH = 32
+
+
+@row(
+    "squared_conv_input, layer_chain",
+    "torch's convolution",
+    f"more than {CHANNELS} channels made, in a group, of rows of fewer than {WIDTH} "
+    "entries, in float32",
+    EPYC + "19",
+)
+def short_rows_by_library(channels: int, width: int) -> bool:
+    """A kernel's vectors lie along the rows of an image."""
+    return channels > CHANNELS and width < WIDTH
+
+
 @row(
     "squared_conv_input, squared_conv_weight",
     "torch's matrix product",

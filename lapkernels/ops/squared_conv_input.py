@@ -153,7 +153,12 @@ def _library(
         square = weight.flatten(1).square()
         rows = m.flatten(2).mT @ (square.mT if transposed else square)
         value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
-    elif serving.squared_conv_input_by_library(*sizes):
+    elif serving.squared_conv_input_by_library(*sizes) or (
+        weight.dtype == torch.float32
+        and serving.short_rows_by_library(
+            weight.shape[0] // groups if transposed else weight.shape[1], input_size[-1]
+        )
+    ):
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = CONV_INPUT.reference(m, weight.square(), *taps)
     else:

@@ -65,33 +65,11 @@ using FillSlopes = decltype(&fill_slopes<T, Activation::identity>);
 // That of an activation known at run time; none for the identity.
 template <class T>
 FillSlopes<T> slopes_of(Activation kind) {
-  switch (kind) {
-    case Activation::identity:
-      break;
-    case Activation::given:
-      return &fill_slopes<T, Activation::given>;
-    case Activation::relu:
-      return &fill_slopes<T, Activation::relu>;
-    case Activation::leaky_relu:
-      return &fill_slopes<T, Activation::leaky_relu>;
-    case Activation::elu:
-      return &fill_slopes<T, Activation::elu>;
-    case Activation::tanh:
-      return &fill_slopes<T, Activation::tanh>;
-    case Activation::sigmoid:
-      return &fill_slopes<T, Activation::sigmoid>;
-    case Activation::softplus:
-      return &fill_slopes<T, Activation::softplus>;
-    case Activation::silu:
-      return &fill_slopes<T, Activation::silu>;
-    case Activation::gelu:
-      return &fill_slopes<T, Activation::gelu>;
-    case Activation::tanh_of_result:
-      return &fill_slopes<T, Activation::tanh_of_result>;
-    case Activation::sigmoid_of_result:
-      return &fill_slopes<T, Activation::sigmoid_of_result>;
-  }
-  return nullptr;
+  constexpr int kKinds = static_cast<int>(Activation::sigmoid_of_result) + 1;
+  static constexpr auto fills = []<int... k>(std::integer_sequence<int, k...>) {
+    return std::array{&fill_slopes<T, static_cast<Activation>(k)>...};
+  }(std::make_integer_sequence<int, kKinds>{});
+  return kind == Activation::identity ? nullptr : fills[static_cast<int>(kind)];
 }
 
 // phi'(z) or phi'(z)² of a row of values z, a few at a time.

@@ -3,7 +3,6 @@
 template <class T>
 void conv_input(const Context& context, Grid<T> out, Update update, Grid<const T> s,
                 Grid<const T> weight, Taps taps, bool transposed) {
-  const auto result = result_of<T, false>(out, update, s, Activation::identity, 0);
-  const Stream<T> stream{s, result, false};
+  const Stream<T> stream(s, out, update, s, Activation::identity, 0, false);
   convolve<T>(context, {&stream, 1}, weight, taps, transposed);
 }

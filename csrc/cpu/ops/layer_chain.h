@@ -84,12 +84,9 @@ void conv_step(const Context& context, const ChainLayer<T>& layer, const Ways<T>
     squared_conv_weight<T>(context, weights[0], fresh, layer.transposed ? layer.x : s[0],
                            layer.transposed ? s[0] : layer.x, layer.taps, layer.transposed);
   if (!inputs[0].data) return;
-  const auto& z = layer.z;
-  const auto kind = layer.activation;
-  const double slope = layer.slope;
   const Stream<T> streams[2] = {
-      {s[0], result_of<T, true>(inputs[0], fresh, z, kind, slope), true},
-      {s[1], result_of<T, false>(inputs[1], fresh, z, kind, slope), false}};
+      {s[0], inputs[0], fresh, layer.z, layer.activation, layer.slope, true},
+      {s[1], inputs[1], fresh, layer.z, layer.activation, layer.slope, false}};
   convolve<T>(context, {streams, count}, layer.weight, layer.taps, layer.transposed);
 }
 

@@ -5,6 +5,6 @@ template <class T>
 void squared_conv_input(const Context& context, Grid<T> out, Update update, Grid<const T> m,
                         Grid<const T> weight, Taps taps, bool transposed, Grid<const T> z,
                         Activation activation, double slope) {
-  const Stream<T> stream{m, result_of<T, true>(out, update, z, activation, slope), true};
+  const Stream<T> stream(m, out, update, z, activation, slope, true);
   convolve<T>(context, {&stream, 1}, weight, taps, transposed);
 }

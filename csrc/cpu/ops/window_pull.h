@@ -9,36 +9,40 @@
 // Parallel over columns, groups and chunks of lanes; every result is written once, from a buffer
 // of one row of positions, where the factor comes in.
 
-// The taps that meet each position of an axis, as runs in which tap and source both grow by one.
-// Taps of a convolution are counted backwards, which makes runs of them.
-struct PullAxis {
+// The taps that meet each position of the output, and the source entries they meet: runs in which
+// both grow by one. Taps of a convolution are counted backwards, which makes runs of them.
+struct PullTaps {
   struct Run {
     int64_t tap, source, count;
   };
   std::vector<Run> runs;
   std::vector<int64_t> begin{0};  // runs of position p: from begin[p] to begin[p + 1]
 
-  PullAxis(const Taps& taps, int d, int64_t positions, int64_t sources, bool transposed) {
-    for (int64_t p = 0; p < positions; ++p) {
-      for (int64_t tap = 0; tap < taps.kernel[d]; ++tap) {
-        int64_t source;
-        if (transposed) {
-          source = p * taps.stride[d] + tap * taps.dilation[d] - taps.padding[d];
-        } else {
-          const int64_t k = taps.kernel[d] - 1 - tap;
-          const int64_t distance = p + taps.padding[d] - k * taps.dilation[d];
-          if (distance % taps.stride[d]) continue;
-          source = distance / taps.stride[d];
-        }
-        if (source < 0 || source >= sources) continue;
-        if (static_cast<int64_t>(runs.size()) > begin.back()) {
-          Run& last = runs.back();
-          if (last.tap + last.count == tap && last.source + last.count == source) {
-            ++last.count;
-            continue;
+  PullTaps(const Taps& taps, const int64_t output[3], const int64_t source[3], bool transposed) {
+    for (int64_t p = 0; p < output[0] * output[1] * output[2]; ++p) {
+      const int64_t at[3] = {p / output[2] / output[1], p / output[2] % output[1], p % output[2]};
+      for (int64_t k = 0; k < taps.kernel[0] * taps.kernel[1] * taps.kernel[2]; ++k) {
+        const int64_t tap[3] = {k / taps.kernel[2] / taps.kernel[1],
+                                k / taps.kernel[2] % taps.kernel[1], k % taps.kernel[2]};
+        int64_t entry = 0;
+        bool meets = true;
+        for (int d = 0; d < 3; ++d) {
+          int64_t from = at[d] * taps.stride[d] + tap[d] * taps.dilation[d] - taps.padding[d];
+          if (!transposed) {
+            from = at[d] + taps.padding[d] - (taps.kernel[d] - 1 - tap[d]) * taps.dilation[d];
+            meets = meets && from % taps.stride[d] == 0;
+            from /= taps.stride[d];
           }
+          meets = meets && from >= 0 && from < source[d];
+          entry = entry * source[d] + from;
         }
-        runs.push_back({tap, source, 1});
+        if (!meets) continue;
+        const bool first = static_cast<int64_t>(runs.size()) == begin.back();
+        if (!first && runs.back().tap + runs.back().count == k &&
+            runs.back().source + runs.back().count == entry)
+          ++runs.back().count;
+        else
+          runs.push_back({k, entry, 1});
       }
       begin.push_back(runs.size());
     }
@@ -48,83 +52,29 @@ struct PullAxis {
   }
 };
 
-// Where a tile reads: the first tap and entry of some rows, and runs along each of them.
-struct PullReads {
-  std::vector<PullAxis::Run> rows;
-  std::span<const PullAxis::Run> x;
-  int64_t sources;
-
-  // The rows that row (z, y) of the output meets.
-  void find(const PullAxis* axes, const int64_t at[3], const int64_t kernel[3],
-            const int64_t size[3]) {
-    rows.clear();
-    for (const auto& z : axes[0].at(at[0]))
-      for (int64_t i = 0; i < z.count; ++i)
-        for (const auto& y : axes[1].at(at[1]))
-          for (int64_t j = 0; j < y.count; ++j)
-            rows.push_back({((z.tap + i) * kernel[1] + y.tap + j) * kernel[2],
-                            ((z.source + i) * size[1] + y.source + j) * size[2], 1});
-  }
-};
-
 // to[r * pitch] = the sums of R channels, in C vectors of lanes.
 template <class T, int R, int C>
-void pull_tile(const PullReads& reads, const T* source, const T* weight, T* to, int64_t pitch) {
+void pull_tile(std::span<const PullTaps::Run> runs, int64_t sources, const T* source,
+               const T* weight, T* to, int64_t pitch) {
   constexpr int64_t width = C * kWidth<T>;
-  Reg<T> acc[R][C];
-  for (int r = 0; r < R; ++r)
-    for (int v = 0; v < C; ++v) acc[r][v] = Reg<T>{};
-  const int64_t source_step = reads.sources * width, weight_step = reads.sources * R;
-  for (const auto& row : reads.rows)
-    for (const auto& x : reads.x) {
-      const T* b = source + (row.source + x.source) * source_step;
-      const T* w = weight + (row.tap + x.tap) * weight_step;
-      int64_t terms = x.count * reads.sources;
-      do {
-        Reg<T> lanes[C];
-        for (int v = 0; v < C; ++v) lanes[v] = load(b + v * kWidth<T>);
-        for (int r = 0; r < R; ++r) {
-          const Reg<T> entry = broadcast(w[r]);
-          for (int v = 0; v < C; ++v) acc[r][v] += entry * lanes[v];
-        }
-        w += R;
-        b += width;
-      } while (--terms);
-    }
+  Reg<T> acc[R][C] = {};
+  for (const auto& run : runs) {
+    const T* b = source + run.source * sources * width;
+    const T* w = weight + run.tap * sources * R;
+    int64_t terms = run.count * sources;
+    do {
+      Reg<T> lanes[C];
+      for (int v = 0; v < C; ++v) lanes[v] = load(b + v * kWidth<T>);
+      for (int r = 0; r < R; ++r) {
+        const Reg<T> entry = broadcast(w[r]);
+        for (int v = 0; v < C; ++v) acc[r][v] += entry * lanes[v];
+      }
+      w += R;
+      b += width;
+    } while (--terms);
+  }
   for (int r = 0; r < R; ++r)
     for (int v = 0; v < C; ++v) store(to + r * pitch + v * kWidth<T>, acc[r][v]);
-}
-
-template <class T>
-using PullTile = void (*)(const PullReads&, const T*, const T*, T*, int64_t);
-
-// Output channels of a tile, and its vectors of lanes for so many channels of a layer.
-constexpr int kPullRows = kManyRegisters ? 8 : 4;
-constexpr int pull_vectors(int64_t rows) {
-  if (rows > 4) return 3;
-  constexpr int many[] = {8, 8, 8, 6}, few[] = {8, 6, 4, 3};
-  return kManyRegisters ? many[rows - 1] : few[rows - 1];
-}
-
-// The tile of R = rows channels of a layer that has `all` of them.
-template <class T>
-PullTile<T> pull_tile_for(int64_t rows, int64_t all) {
-  constexpr int One = pull_vectors(1), Two = pull_vectors(2), Three = pull_vectors(3),
-                Four = pull_vectors(4);
-  if (all == 1) return &pull_tile<T, 1, One>;
-  if (all == 2) return &pull_tile<T, 2, Two>;
-  if (all == 3) return &pull_tile<T, 3, Three>;
-  if (all == 4) return &pull_tile<T, 4, Four>;
-  if constexpr (kManyRegisters) {
-    if (rows == 4) return &pull_tile<T, 4, 3>;
-    if (rows == 5) return &pull_tile<T, 5, 3>;
-    if (rows == 6) return &pull_tile<T, 6, 3>;
-    if (rows == 7) return &pull_tile<T, 7, 3>;
-    return &pull_tile<T, 8, 3>;
-  }
-  if (rows == 2) return &pull_tile<T, 2, 3>;
-  if (rows == 3) return &pull_tile<T, 3, 3>;
-  return &pull_tile<T, 4, 3>;
 }
 
 // The weights of R output channels from row r0 on: to[tap][source][R].
@@ -146,101 +96,67 @@ void pack_pull_weights(T* to, const Grid<const T>& weight, const Taps& taps, boo
       }
 }
 
-// out <- decay * out + scale * value * factor along the lanes of a chunk.
-template <class T>
-void write_lanes(T* out, int64_t stride, Update update, const T* value, const T* factor,
-                 int64_t factor_stride, int64_t lanes) {
-  const T decay = update.decay, scale = update.scale;
-  if (decay == 0 && stride == 1 && factor && factor_stride == 1)
-    for (int64_t i = 0; i < lanes; ++i) out[i] = scale * value[i] * factor[i];
-  else if (decay == 0 && stride == 1 && !factor)
-    for (int64_t i = 0; i < lanes; ++i) out[i] = scale * value[i];
-  else
-    for (int64_t i = 0; i < lanes; ++i) {
-      const T result = scale * value[i] * (factor ? factor[i * factor_stride] : T(1));
-      out[i * stride] = decay == 0 ? result : decay * out[i * stride] + result;
-    }
-}
-
 template <class T>
 void window_pull(const Context& context, Grid<T> out, Update update, Grid<const T> s,
                  Grid<const T> weight, Taps taps, bool transposed, Grid<const T> factor) {
-  constexpr int64_t kPackBytes = 192 << 10, kMostTiles = 8;
   const int64_t sources = s.size[2] / taps.groups, rows = out.size[2] / taps.groups;
   const int64_t lanes = out.size[1], kernel = taps.kernel[0] * taps.kernel[1] * taps.kernel[2];
-  const int64_t width = pull_vectors(rows) * kWidth<T>;
-  const auto axis = [&](int d) {
-    return PullAxis(taps, d, out.size[3 + d], s.size[3 + d], transposed);
-  };
-  const PullAxis axes[3] = {axis(0), axis(1), axis(2)};
+  const PullTaps met(taps, out.size + 3, s.size + 3, transposed);
 
-  const Cut blocks(rows, kPullRows);
-  std::vector<PullTile<T>> block_tiles;
-  for (int64_t i = 0; i < blocks.blocks; ++i)
-    block_tiles.push_back(pull_tile_for<T>(blocks.size(i), rows));
+  const Cut blocks(rows, kTileRows);
+  const int64_t vectors = tile_columns(blocks.largest()), width = vectors * kWidth<T>;
   Scratch<T> weights(taps.groups * rows * kernel * sources);
+  const auto weights_of = [&](int64_t g, int64_t r) {
+    return weights.data() + (g * rows + r) * kernel * sources;
+  };
   for (int64_t g = 0; g < taps.groups; ++g)
     for (int64_t i = 0; i < blocks.blocks; ++i) {
       const int64_t r = blocks.begin(i);
-      pack_pull_weights(weights.data() + (g * rows + r) * kernel * sources, weight, taps,
-                        transposed, sources, transposed ? 0 : g * sources,
-                        transposed ? g * rows + r : r, blocks.size(i));
+      pack_pull_weights(weights_of(g, r), weight, taps, transposed, sources,
+                        transposed ? 0 : g * sources, transposed ? g * rows + r : r,
+                        blocks.size(i));
     }
 
   const int64_t pitch = s.size[3] * s.size[4] * s.size[5] * sources * width;
-  const int64_t tiles =
-      std::clamp<int64_t>(kPackBytes / (pitch * static_cast<int64_t>(sizeof(T))), 1,
-                          std::min<int64_t>(kMostTiles, ceil_div(lanes, width)));
-  const int64_t chunks = ceil_div(lanes, tiles * width);
+  const int64_t groups =
+      std::clamp<int64_t>(tuning::kPullBytes / (pitch * static_cast<int64_t>(sizeof(T))), 1,
+                          std::min<int64_t>(tuning::kPullGroups, ceil_div(lanes, width)));
+  const int64_t together = groups * width, chunks = ceil_div(lanes, together);
   const int64_t units = chunks * taps.groups * out.size[0];
   const int64_t tasks = std::min(units, 4 * context.threads);
+  const Slopes<T> slopes(factor.data ? Activation::given : Activation::identity, 0, false);
 
   context.parallel_for(tasks, [&](int64_t task) {
-    Pack<T> packed(tiles * pitch);
-    PullReads reads{{}, {}, sources};
-    Pack<T> row(out.size[5] * rows * tiles * width);
+    Scratch<T> packed(groups * pitch, groups * pitch);
+    const int64_t size = out.size[5] * rows * together;
+    Scratch<T> row(size, size);
     const auto [begin, end] = run_range(units, tasks, task);
     for (int64_t unit = begin; unit < end; ++unit) {
       const int64_t v = unit % out.size[0], g = unit / out.size[0] % taps.groups;
-      const int64_t first = unit / out.size[0] / taps.groups * tiles * width;
-      const int64_t here = std::min(lanes - first, tiles * width);
-      T* to = packed.data();
-      for (int64_t z = 0; z < s.size[3]; ++z)
-        for (int64_t y = 0; y < s.size[4]; ++y)
-          for (int64_t x = 0; x < s.size[5]; ++x)
-            for (int64_t c = 0; c < sources; ++c, to += width)
-              pack_lanes<false>(to, pitch, width,
-                                s.data + v * s.stride[0] + first * s.stride[1] +
-                                    (g * sources + c) * s.stride[2] + z * s.stride[3] +
-                                    y * s.stride[4] + x * s.stride[5],
-                                s.stride[1], here, Identity{});
+      const int64_t first = unit / out.size[0] / taps.groups * together;
+      const int64_t here = std::min(lanes - first, together);
+      pack_window(packed.data(), s, v, g * sources, sources, 0, s.size[5], 1, sources,
+                  {first, here, width, pitch});
       // A row at a time: its sources stay in the nearest cache, its lanes go out together.
-      int64_t at[3];
-      for (at[0] = 0; at[0] < out.size[3]; ++at[0])
-        for (at[1] = 0; at[1] < out.size[4]; ++at[1]) {
-          reads.find(axes, at, taps.kernel, s.size + 3);
-          for (int64_t j = 0; j * width < here; ++j)
-            for (int64_t x = 0; x < out.size[5]; ++x) {
-              reads.x = axes[2].at(x);
-              for (int64_t i = 0; i < blocks.blocks; ++i) {
-                const int64_t r = blocks.begin(i);
-                block_tiles[i](reads, packed.data() + j * pitch,
-                               weights.data() + (g * rows + r) * kernel * sources,
-                               row.data() + (x * rows + r) * tiles * width + j * width,
-                               tiles * width);
-              }
+      for (int64_t line = 0; line < out.size[3] * out.size[4]; ++line) {
+        for (int64_t j = 0; j * width < here; ++j)
+          for (int64_t x = 0; x < out.size[5]; ++x)
+            for (int64_t i = 0; i < blocks.blocks; ++i) {
+              const auto tile = tile_for(blocks.size(i), vectors,
+                                         []<int R, int C>() { return &pull_tile<T, R, C>; });
+              tile(met.at(line * out.size[5] + x), sources, packed.data() + j * pitch,
+                   weights_of(g, blocks.begin(i)),
+                   row.data() + (x * rows + blocks.begin(i)) * together + j * width, together);
             }
-          const T* value = row.data();
-          for (at[2] = 0; at[2] < out.size[5]; ++at[2])
-            for (int64_t r = 0; r < rows; ++r, value += tiles * width) {
-              const auto locate = [&](const auto& grid) {
-                return grid.data + first * grid.stride[1] + (g * rows + r) * grid.stride[2] +
-                       at[0] * grid.stride[3] + at[1] * grid.stride[4] + at[2] * grid.stride[5];
-              };
-              write_lanes(locate(out) + v * out.stride[0], out.stride[1], update, value,
-                          factor.data ? locate(factor) : nullptr, factor.stride[1], here);
-            }
-        }
+        for (int64_t x = 0; x < out.size[5]; ++x)
+          for (int64_t r = 0; r < rows; ++r) {
+            const std::array u{line / out.size[4], line % out.size[4], x};
+            write_row<T>(place(out, first, g * rows + r, u) + v * out.stride[0], out.stride[1],
+                         update, row.data() + (x * rows + r) * together, slopes,
+                         factor.data ? place(factor, first, g * rows + r, u) : nullptr,
+                         factor.stride[1], here);
+          }
+      }
     }
   });
 }

@@ -4,6 +4,8 @@ namespace tuning {
 
 // Register tiles, of 16 registers: rows x vectors of an outer product, columns of three dot rows.
 constexpr int kOuterRows = 4, kOuterVectors = 3, kDotColumns = 4;
+// Columns of a register tile of 1 to 4 rows: sums, a column and the rows fill the registers.
+constexpr int kTileColumns[] = {8, 6, 4, 3};
 
 // Sizes that keep operands in a cache: bytes of padded images and of transposed rows, positions of
 // a panel of these; values of a block of a weight; bytes of Winograd's tiles, and of windows that
@@ -19,5 +21,21 @@ constexpr double kPanelCost[] = {1.25, 2.2, 3.2};
 constexpr double kCopied = 0.3, kTransposed = 0.8, kShifted = 1.3, kStored = 14;
 // Of Winograd: what a lone vector waits, and what a tile's transforms take.
 constexpr double kLoneVector = 1, kTileCost = 2;
+
+// Sums over windows (ops/window_squared_sum.h): rows and channels of a block of the weight, the
+// bytes of a tile's operands (first-level cache) and of a chunk of lanes (second-level), vectors of
+// lanes of a chunk, and tasks that blocks of a small weight are split into.
+constexpr int64_t kWindowBlock = 16, kWindowTileBytes = 20 << 10, kWindowChunkBytes = 320 << 10;
+constexpr int64_t kWindowVectors = 16, kWindowTasks = 16;
+
+// Pulls of windows (ops/window_pull.h): packed bytes and groups of lanes of a chunk.
+constexpr int64_t kPullBytes = 192 << 10, kPullGroups = 8;
+
+// Convolutions: bytes of padded arrays, and positions of a row block at least.
+constexpr int64_t kConvolutionBytes = 192 << 10, kConvolutionPositions = 256;
+
+// Sparse columns (ops/sparse_*.h): positions that a tile of the weight visits in turn, output
+// channels of a block, and tasks that few blocks are split into.
+constexpr int64_t kSparsePositions = 256, kSparseRows = 16, kSparseTasks = 8;
 
 }  // namespace tuning

@@ -148,6 +148,9 @@ def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
         return False
     rows, columns, *kernel = use.shape
     groups = use.geometry.groups
+    made = rows // groups if use.geometry.transposed else columns
+    if serving.short_rows_by_library(made, x[-1]):
+        return False
     return not serving.conv_weight_by_library(rows, columns * groups, kernel, groups)
 
 

@@ -81,8 +81,11 @@ def test_where_chains_end() -> None:
             return z + self.b(z)
 
     assert lengths(Skip(), rows) == [1, 1]
-    assert lengths(nn.Sequential(*convs(3, 40, 40)), image) == [2]
-    # Torch's library serves kernels of one entry, tied weights have several uses.
+    wide = torch.randn(2, 3, 2, serving.WIDTH)
+    assert lengths(nn.Sequential(*convs(3, 40, 40)), wide) == [2]
+    # Torch's library serves many channels of short rows and kernels of one entry, tied weights have
+    # several uses.
+    assert lengths(nn.Sequential(*convs(3, 40, 40)), image) == [1]
     pointwise = nn.Conv2d(4, 4, 1)
     assert lengths(nn.Sequential(*convs(3, 4), nn.ReLU(), pointwise), image) == [1]
     tied = nn.Linear(5, 5)
