@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Slope, register_rule
+from lapkernels.rules.base.rule import Call, Slope, only, register_rule
 from lapkernels.rules.elementwise import Elementwise, FromOutput
 
 aten = torch.ops.aten
@@ -26,9 +26,8 @@ class Relu(FromOutput):
     times = staticmethod(partial(aten.threshold_backward, threshold=0))
     kind = "relu"
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        return [self.times(m[0], self.y.tensor)]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        return self.times(m, self.y.tensor)
 
 
 @register_rule("aten::sigmoid")
@@ -95,9 +94,9 @@ class Activation(Elementwise):
         return Slope(self.operands[0].tensor, *self.kind)
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        if self.kind is None or m[0] is None:
+        if self.kind is None:
             return super().diagonal(m, wanted)
-        return [self.slope().times_square(m[0])]
+        return [self.slope().times_square(only(m))]
 
     def _kind(self, name: str, dtype: torch.dtype) -> tuple[str, float] | None:
         """The name and slope of the same function in ``ops.ACTIVATIONS``, if it is there."""

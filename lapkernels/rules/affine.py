@@ -10,8 +10,17 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry, skips_zeros
-from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.base.samples import MixesSamples, Samples, along, elementwise
+from lapkernels.rules.base.rule import (
+    Call,
+    Kept,
+    Operand,
+    Rule,
+    Slope,
+    Unsupported,
+    only,
+    register_rule,
+)
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, common, elementwise
 from lapkernels.rules.base.shared import shared_product
 from lapkernels.rules.base.uses import (
     OwnEntriesUse,
@@ -59,21 +68,15 @@ class Product(Rule):
         self.a = a.kept() if b.active else None
         self.b = b.kept() if a.active else None
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = s
-        assert one is not None
-        return [
-            one @ self.b.tensor.mT if wanted[0] and self.b else None,
-            self.a.tensor.mT @ one if wanted[1] and self.a else None,
-        ]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return s @ self.b.tensor.mT if self.b else None
+        return self.a.tensor.mT @ s if self.a else None
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = m
-        assert one is not None
-        return [
-            one @ self.b.tensor.square().mT if wanted[0] and self.b else None,
-            self.a.tensor.square().mT @ one if wanted[1] and self.a else None,
-        ]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return m @ self.b.tensor.square().mT if self.b else None
+        return self.a.tensor.square().mT @ m if self.a else None
 
 
 @register_rule("aten::mm")
@@ -104,11 +107,10 @@ class MatrixProduct(Product):
         if a.is_weight:
             self.uses[0] = _linear(a, b, where, data_first=False)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = s
-        assert one is not None
-        (_, second) = super().columns(s, [False, wanted[1]])
-        return [shared_product(one, self.b.tensor.mT) if wanted[0] and self.b else None, second]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0 and self.b:
+            return shared_product(s, self.b.tensor.mT)
+        return super().pull(s, index)
 
 
 @register_rule("aten::bmm")
@@ -117,20 +119,16 @@ class BatchedProduct(Product):
 
     def __init__(self, call: Call, a: Operand, b: Operand) -> None:
         super().__init__(a, b)
-        found: list[Samples] = []
+        found: list[Samples | None] = []
         for operand, rows in ((a, 1), (b, 2)):
             samples = operand.samples
             if samples is None:
                 continue
-            placed = call.move(samples, lambda samples: samples)
-            assert placed is not None
             if call.count > 1 and samples.dim not in (0, rows):
                 raise MixesSamples("it sums over a dimension that holds samples")
-            found.append(placed)
-        if len(set(found)) > 1:
-            raise MixesSamples("its matrices hold their samples in different dimensions")
-        self.samples = (found[0] if found else None,)
-        where = self.samples[0]
+            found.append(call.move(samples, lambda samples: samples))
+        where = common(found)
+        self.samples = (where,)
         if where is None:
             return
         for index, weight, data in ((1, b, a), (0, a, b)):
@@ -173,17 +171,13 @@ class AffineProduct(Rule):
         if where is not None and bias.is_weight:
             self.uses[0] = ScaleUse(bias.shape, where)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = s
-        assert one is not None
-        bias = sum_to_shape(one, self.bias_shape) if wanted[0] else None
-        return [bias, *self.product.columns(s, wanted[1:])]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        return self.product.pull(s, index - 1) if index else sum_to_shape(s, self.bias_shape)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = m
-        assert one is not None
-        bias = sum_to_shape(one.unsqueeze(0), self.bias_shape)[0] if wanted[0] else None
-        return [bias, *self.product.diagonal(m, wanted[1:])]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        if index:
+            return self.product.pull_diagonal(m, index - 1)
+        return sum_to_shape(m.unsqueeze(0), self.bias_shape)[0]
 
 
 @register_rule("aten::linear")
@@ -213,27 +207,21 @@ class Linear(Rule):
                 else WeightUse(
                     weight.shape,
                     LINEAR,
-                    lambda: _all_positions(data.tensor, where, 0),
-                    lambda s: _all_positions(s, where, 1),
+                    lambda: _positions(data.tensor, where, 0),
+                    lambda s: _positions(s, where, 1),
                 )
             )
         if bias is not None and bias.active:
             self.uses[2] = ScaleUse(bias.shape, where)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = s
-        if not wanted[0] or one is None or self.matrix is None:
-            return [None] * len(wanted)
-        return [shared_product(one, self.matrix.tensor), *[None] * (len(wanted) - 1)]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        return shared_product(s, self.matrix.tensor) if index == 0 and self.matrix else None
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = m
-        if not wanted[0] or one is None or self.matrix is None:
-            return [None] * len(wanted)
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        if index or self.matrix is None:
+            return None
         square = self.matrix.tensor.square()
-        once = is_constant(one)
-        value = (one[:1] @ square).expand(*one.shape[:-1], -1) if once else one @ square
-        return [value, *[None] * (len(wanted) - 1)]
+        return (m[:1] @ square).expand(*m.shape[:-1], -1) if is_constant(m) else m @ square
 
 
 @register_rule("aten::mv")
@@ -250,26 +238,19 @@ class MatrixVectorProduct(Rule):
         where = self.samples[0]
         if where is not None and b.is_weight:
             x = a.kept()
-            rows = _row_samples(where, a, 0)
             self.uses[1] = ProductUse(
                 b.shape,
-                lambda: _positions(x.tensor, rows, 0).unsqueeze(1),
-                lambda s: _positions(s.unsqueeze(-1), rows, 1).unsqueeze(2),
+                lambda: _positions(x.tensor, where, 0).unsqueeze(1),
+                lambda s: _positions(s.unsqueeze(-1), where, 1).unsqueeze(2),
             )
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = s
-        assert one is not None
-        return [
-            one.unsqueeze(-1) * self.b.tensor if wanted[0] and self.b else None,
-            one @ self.a.tensor if wanted[1] and self.a else None,
-        ]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return s.unsqueeze(-1) * self.b.tensor if self.b else None
+        return s @ self.a.tensor if self.a else None
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = m
-        assert one is not None
-        value = one.unsqueeze(-1) * self.b.tensor.square() if wanted[0] and self.b else None
-        return [value, None]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        return m.unsqueeze(-1) * self.b.tensor.square() if index == 0 and self.b else None
 
 
 @register_rule("aten::convolution")
@@ -277,7 +258,6 @@ class Convolution(Rule):
     """Conv1d/2d/3d and their transposes."""
 
     repeatable = True
-
     makes_new = True
     passes_activation = True
 
@@ -320,42 +300,33 @@ class Convolution(Rule):
                 bias.shape, where, along=(*bias.shape, *(1,) * len(self.input_size))
             )
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = s
-        if not wanted[0] or one is None or self.weight is None:
-            return [None] * len(wanted)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index or self.weight is None:
+            return None
         layer = (self.weight.tensor, self.input_size, self.geometry)
-        if skips_zeros(one, self.geometry):
-            value = ops.sparse_conv_input(one, *layer)
-        else:
-            value = ops.conv_input(one.flatten(0, 1), *layer)
-            value = value.view(*one.shape[:2], *value.shape[1:])
-        return [value, *[None] * (len(wanted) - 1)]
+        if skips_zeros(s, self.geometry):
+            return ops.sparse_conv_input(s, *layer)
+        value = ops.conv_input(s.flatten(0, 1), *layer)
+        return value.view(*s.shape[:2], *value.shape[1:])
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one,) = m
-        if not wanted[0] or one is None or self.weight is None:
-            return [None] * len(wanted)
-        value = ops.squared_conv_input(one, self.weight.tensor, self.input_size, self.geometry)
-        return [value, *[None] * (len(wanted) - 1)]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        return None if index else self._diagonal(m)
 
     def diagonal_through(
         self, m: Sequence[Tensor | None], wanted: Sequence[bool], before: Rule
     ) -> list[Tensor | None]:
-        (one,) = m
-        if not wanted[0] or one is None or self.weight is None:
-            return [None] * len(wanted)
-        slope = before.slope()
-        value = ops.squared_conv_input(
-            one,
-            self.weight.tensor,
-            self.input_size,
-            self.geometry,
-            z=slope.z,
-            activation=slope.activation,
-            slope=slope.slope,
-        )
+        value = self._diagonal(only(m), before.slope()) if wanted[0] else None
         return [value, *[None] * (len(wanted) - 1)]
+
+    def _diagonal(self, m: Tensor, slope: Slope | None = None) -> Tensor | None:
+        """At x, or at the operand of an activation with this slope that made x."""
+        if self.weight is None:
+            return None
+        layer = (self.weight.tensor, self.input_size, self.geometry)
+        if slope is None:
+            return ops.squared_conv_input(m, *layer)
+        known = {"z": slope.z, "activation": slope.activation, "slope": slope.slope}
+        return ops.squared_conv_input(m, *layer, **known)
 
     def variance(
         self, x: Mapping[int, Tensor], weights: Mapping[int, Tensor], before: Rule | None
@@ -397,45 +368,28 @@ def _batch(samples: Samples) -> Samples:
 
 
 def _positions(tensor: Tensor, samples: Samples, leading: int) -> Tensor:
-    """[L.., *, F] with samples among the rows, as [L.., N, T, F]."""
-    if samples.outer == samples.inner == 1 and samples.dim == 0:
-        return tensor.unsqueeze(leading + 1)
-    return samples.split(tensor, leading).flatten(leading + 1, -2)
-
-
-def _all_positions(tensor: Tensor, samples: Samples, leading: int) -> Tensor:
     """[L.., *, F] with samples in any dimension but the last, as [L.., N, T, F]."""
     if samples.count == 1:
         return tensor.reshape(*tensor.shape[:leading], 1, -1, tensor.shape[-1])
-    if tensor.dim() == leading + 2:
-        return _positions(tensor, samples, leading)
+    if tensor.dim() == leading + 2 and samples.outer == samples.inner == 1 and samples.dim == 0:
+        return tensor.unsqueeze(leading + 1)
     return samples.split(tensor, leading).flatten(leading + 1, -2)
 
 
 def _linear(weight: Operand, data: Operand, where: Samples, data_first: bool) -> WeightUse:
     """Use of a weight in ``data @ weight``, or in ``weight @ data``."""
-    x = data.kept()
-    if data_first:
-        rows = _row_samples(where, data, 0)
-        return WeightUse(
-            weight.shape,
-            LINEAR,
-            lambda: _positions(x.tensor, rows, 0),
-            lambda s: _positions(s, rows, 1),
-            flipped=True,
-        )
-    rows = _row_samples(where.at(0), data, 1)
+    x, rows = data.kept(), where if data_first else where.at(0)
+
+    def transposed(tensor: Tensor) -> Tensor:
+        return tensor if data_first else tensor.mT
+
     return WeightUse(
         weight.shape,
         LINEAR,
-        lambda: _positions(x.tensor.mT, rows, 0),
-        lambda s: _positions(s.mT, rows, 1),
+        lambda: _positions(transposed(x.tensor), rows, 0),
+        lambda s: _positions(transposed(s), rows, 1),
+        flipped=data_first,
     )
-
-
-def _row_samples(where: Samples, data: Operand, dim: int) -> Samples:
-    """Samples of the rows; in a batch of one all rows are positions of the only sample."""
-    return Samples(1, 0, data.shape[dim], 1) if where.count == 1 else where
 
 
 def _batched(weight: Operand, data: Operand, where: Samples, data_first: bool) -> Use:
@@ -443,24 +397,24 @@ def _batched(weight: Operand, data: Operand, where: Samples, data_first: bool) -
     x = data.kept()
     dim = 1 if data_first else 2
 
-    def turn(tensor: Tensor) -> Tensor:
+    def transposed(tensor: Tensor) -> Tensor:
         return tensor if data_first else tensor.mT
 
     if weight.shape[0] == 1 and (where.count == 1 or where.dim == dim):
-        rows = Samples(1, 0, data.shape[dim], 1) if where.count == 1 else where.at(0)
+        rows = where.at(0)
         return WeightUse(
             weight.shape,
             LINEAR,
-            lambda: _positions(turn(x.tensor)[0], rows, 0),
-            lambda s: _positions(turn(s)[:, 0], rows, 1),
+            lambda: _positions(transposed(x.tensor)[0], rows, 0),
+            lambda s: _positions(transposed(s)[:, 0], rows, 1),
             flipped=data_first,
         )
     if where.dim == dim:
         rows = where.at(1)
         return ProductUse(
             weight.shape,
-            lambda: rows.split(turn(x.tensor)).flatten(2, 3),
-            lambda s: rows.split(turn(s), 1).flatten(3, 4),
+            lambda: rows.split(transposed(x.tensor)).flatten(2, 3),
+            lambda s: rows.split(transposed(s), 1).flatten(3, 4),
             flipped=not data_first,
         )
 

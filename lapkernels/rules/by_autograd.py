@@ -10,7 +10,7 @@ import torch
 
 from lapkernels.rules.base.local_gradient import LocalGradient
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.base.samples import MixesSamples, Samples, along
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, common
 from lapkernels.rules.embedding import whole_weight
 from lapkernels.rules.rearrangement import labels, located
 from lapkernels.rules.reductions import dimensions
@@ -46,7 +46,7 @@ def trilinear(
     **kwargs: Any,
 ) -> Rule:
     """Products of three tensors, summed over some dimensions, by autograd."""
-    found: set[Samples | None] = set()
+    found: list[Samples | None] = []
     for operand, new in ((a, expand1), (b, expand2), (c, expand3)):
         rank = len(operand.shape) + len(new)
         own = [d for d in range(rank) if d not in new]
@@ -54,12 +54,9 @@ def trilinear(
         def place(where: Samples, own: list[int] = own) -> Samples:
             return where.at(own[where.dim]).without(list(summed), keepdim=False)
 
-        found |= {call.move(operand.samples, place)}
-    found -= {None}
-    if len(found) > 1:
-        raise MixesSamples("its operands hold their samples in different dimensions")
+        found.append(call.move(operand.samples, place))
     arguments = (a, b, c, expand1, expand2, expand3, summed, *args)
-    return LocalGradient(call, *arguments, samples=[found.pop() if found else None], **kwargs)
+    return LocalGradient(call, *arguments, samples=[common(found)], **kwargs)
 
 
 @register_rule("aten::_embedding_bag", "aten::_embedding_bag_forward_only")
@@ -108,7 +105,7 @@ def sampled(call: Call, *args: Any, **kwargs: Any) -> Rule:
 def distances(call: Call, a: Operand, b: Operand, *args: Any, **kwargs: Any) -> Rule:
     """Distances of the rows of a from the rows of b, [*batch, A, B]."""
     rank = call.out.dim()
-    found: set[Samples | None] = set()
+    found: list[Samples | None] = []
     for operand, free in ((a, rank - 2), (b, rank - 1)):
         own = len(operand.shape)
 
@@ -117,8 +114,5 @@ def distances(call: Call, a: Operand, b: Operand, *args: Any, **kwargs: Any) -> 
                 raise MixesSamples("it sums over a dimension that holds samples")
             return where.at(free) if where.dim == own - 2 else where.at(where.dim + rank - own)
 
-        found |= set(call.place(operand.samples, place)[:1])
-    found -= {None}
-    if len(found) > 1:
-        raise MixesSamples("its operands hold their samples in different dimensions")
-    return LocalGradient(call, a, b, *args, samples=[found.pop() if found else None], **kwargs)
+        found += call.place(operand.samples, place)[:1]
+    return LocalGradient(call, a, b, *args, samples=[common(found)], **kwargs)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
+from typing import Any, TypeVar
 
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import RandomResult
 from lapkernels.rules.elementwise import Elementwise
 from lapkernels.rules.shape import Movement
+
+T = TypeVar("T")
 
 _RANDOM = (
     *("rand_like", "randn_like", "randint_like", "bernoulli", "_fused_dropout", "normal"),
@@ -46,13 +46,10 @@ class Dropout(Movement):
     """The identity in eval mode."""
 
     def __init__(self, call: Call, x: Operand, p: float, train: bool | None = True) -> None:
-        super().__init__(call, x)
         if train is not False and p > 0:
             raise RandomResult(_REASON)
-        self.samples = call.place(x.samples, lambda where: where)
+        super().__init__(call, x, _same, _same, _same)
 
-    def push(self, tensor: Tensor) -> Tensor:
-        return tensor
 
-    def pull(self, s: Tensor) -> Tensor:
-        return s
+def _same(value: T) -> T:
+    return value

@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from lapkernels.rules.base.local_gradient import as_tuple, filler
-from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Slope, Unsupported, register_rule
+from lapkernels.rules.base.rule import (
+    Call,
+    Kept,
+    Operand,
+    Rule,
+    Slope,
+    Unsupported,
+    only,
+    register_rule,
+)
 from lapkernels.rules.base.uses import ScaleUse
 
 _BY_AUTOGRAD = (
@@ -60,16 +69,11 @@ class Elementwise(Rule):
             if where is not None and operand.is_weight:
                 self.uses[index] = ScaleUse(operand.shape, where, partial(self.partial, index))
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        assert one is not None
-        return [
-            self._to(i, one * self.partial(i)) if want else None for i, want in enumerate(wanted)
-        ]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        return self._to(index, s * self.partial(index))
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = m[0]
-        assert one is not None
+        one = only(m)
         result: list[Tensor | None] = [None] * len(wanted)
         for group in self.same:
             index, *others = group
@@ -128,12 +132,6 @@ class Constant(Rule):
             raise Unsupported("a fill by a value that has a derivative")
         self.samples = (call.elementwise(),)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [None] * len(wanted)
-
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [None] * len(wanted)
-
 
 class FromOutput(Rule):
     """An activation whose derivative is a function of its result.
@@ -143,7 +141,6 @@ class FromOutput(Rule):
     """
 
     repeatable = True
-
     reads_input = False
     is_activation = True
     times: ClassVar[Callable[..., Tensor]]
@@ -157,17 +154,15 @@ class FromOutput(Rule):
     def slope(self) -> Slope:
         return Slope(self.y.tensor, self.kind)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        return [self.times(s[0], self.y.tensor.expand_as(s[0]))]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        return self.times(s, self.y.tensor.expand_as(s))
 
     def overwrite(self, s: Tensor) -> Tensor:
         """Columns at the operand, which overwrite those at the result."""
         return self.times(s, self.y.tensor.expand_as(s), grad_input=s)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        return [self.slope().times_square(m[0])]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        return self.slope().times_square(m)
 
 
 @register_rule("aten::add", "aten::sub", "aten::rsub", "aten::neg")
@@ -175,7 +170,6 @@ class Sum(Rule):
     """out = a + alpha b, and differences: derivatives are numbers."""
 
     repeatable = True
-
     reads_input = False
 
     def __init__(self, call: Call, *args: Any, alpha: float = 1) -> None:
@@ -193,17 +187,12 @@ class Sum(Rule):
                 factor = None if c == 1 else partial(_number, call.out, c)
                 self.uses[index] = ScaleUse(operand.shape, where, factor)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        assert one is not None
-        return [
-            sum_to_shape(one if c == 1 else one * c, shape) if want else None
-            for c, shape, want in zip(self.coefficients, self.shapes, wanted, strict=True)
-        ]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        c = self.coefficients[index]
+        return sum_to_shape(s if c == 1 else s * c, self.shapes[index])
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = m[0]
-        assert one is not None
+        one = only(m)
         result: list[Tensor | None] = [None] * len(wanted)
         for group in self.same:
             index, total = group[0], sum(self.coefficients[i] for i in group)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from lapkernels.rules.base.rule import Call, Operand, Rule, Unsupported, register_rule
@@ -37,20 +35,18 @@ class Embedding(Rule):
         if weight.active and where is not None:
             self.uses[0] = EmbeddingUse(weight.shape, where, lambda: kept.tensor, padding_idx)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        if one is None or not wanted[0]:
-            return [None, None]
-        index = self.index.tensor.reshape(-1)
-        entries = one.reshape(one.shape[0], len(index), -1)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index:
+            return None
+        rows = self.index.tensor.reshape(-1)
+        entries = s.reshape(s.shape[0], len(rows), -1)
         if self.padding >= 0:
-            entries = entries * (index != self.padding).to(entries.dtype).unsqueeze(-1)
-        out = one.new_zeros(one.shape[0], *self.shape)
-        return [out.index_add_(1, index, entries), None]
+            entries = entries * (rows != self.padding).to(entries.dtype).unsqueeze(-1)
+        return s.new_zeros(s.shape[0], *self.shape).index_add_(1, rows, entries)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        (one, _) = self.columns([m[0] if m[0] is None else m[0].unsqueeze(0)], wanted)
-        return [None if one is None else one[0], None]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        value = self.pull(m.unsqueeze(0), index)
+        return None if value is None else value[0]
 
 
 def whole_weight(call: Call, *operands: Operand | None) -> None:

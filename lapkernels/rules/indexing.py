@@ -5,7 +5,7 @@ The operand read from may be a weight and the index depend on the sample, as in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.rules.base.rule import Call, Operand, register_rule
-from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, common
 from lapkernels.rules.base.uses import CopyUse, own_copy
 from lapkernels.rules.elementwise import sum_to_shape
 from lapkernels.rules.rearrangement import candidates, labels, located
@@ -26,11 +26,13 @@ aten = torch.ops.aten
 class Lookup(Movement):
     """Operand 0 read at an index; the other operands have no derivative."""
 
-    def finish(self, call: Call, where: Samples | None) -> None:
-        """Find the samples of the result, and the use of a weight that is read."""
+    def __init__(
+        self, call: Call, x: Operand, where: Samples | None, pull: Callable[[Tensor], Tensor]
+    ) -> None:
+        super().__init__(call, x, pull=pull)
         self.samples = tuple(where for _ in call.outputs)
-        if where is not None and call.operands[0].is_weight:
-            self.uses[0] = CopyUse(call.operands[0].shape, where, self.pull)
+        if where is not None and x.is_weight:
+            self.uses[0] = CopyUse(x.shape, where, pull)
 
 
 @register_rule("aten::index_select")
@@ -38,16 +40,16 @@ class IndexSelect(Lookup):
     """Entries of one dimension in a given order."""
 
     def __init__(self, call: Call, x: Operand, dim: int, index: Operand) -> None:
-        super().__init__(call, x)
-        dims = dimensions(dim, len(x.shape))
-        self.dim, self.index = dims[0] if dims else 0, index.kept()
+        shape, dims, read = x.shape, dimensions(dim, len(x.shape)), index.kept()
+        at = dims[0] if dims else 0
         own = call.place(x.samples, lambda where: along(where, dims, "it selects"))[0]
-        by_index = call.place(index.samples, lambda where: where.at(self.dim))[0]
-        self.finish(call, _one([own, by_index]))
+        by_index = call.place(index.samples, lambda where: where.at(at))[0]
 
-    def pull(self, s: Tensor) -> Tensor:
-        out = s.new_zeros(s.shape[0], *self.shape)
-        return out.index_add_(1 + self.dim, self.index.tensor.reshape(-1), s.reshape(s.shape))
+        def pull(s: Tensor) -> Tensor:
+            out = s.new_zeros(s.shape[0], *shape)
+            return out.index_add_(1 + at, read.tensor.reshape(-1), s.reshape(s.shape))
+
+        super().__init__(call, x, common([own, by_index]), pull)
 
 
 @register_rule("aten::gather")
@@ -57,22 +59,21 @@ class Gather(Lookup):
     def __init__(
         self, call: Call, x: Operand, dim: int, index: Operand, *, sparse_grad: bool = False
     ) -> None:
-        super().__init__(call, x)
-        dims = dimensions(dim, len(x.shape))
-        self.dim, self.index = dims[0] if dims else 0, index.kept()
+        shape, dims, read = x.shape, dimensions(dim, len(x.shape)), index.kept()
+        at = dims[0] if dims else 0
 
         def place(where: Samples) -> Samples:
-            if index.shape[where.dim] != x.shape[where.dim]:
+            if index.shape[where.dim] != shape[where.dim]:
                 raise MixesSamples("its index leaves out samples")
             return along(where, dims, "it gathers")
 
+        def pull(s: Tensor) -> Tensor:
+            out = s.new_zeros(s.shape[0], *shape)
+            return out.scatter_add_(1 + at, read.tensor.expand_as(s), s)
+
         own = call.place(x.samples, place)[0]
         by_index = call.place(index.samples, lambda where: where)[0]
-        self.finish(call, _one([own, by_index]))
-
-    def pull(self, s: Tensor) -> Tensor:
-        out = s.new_zeros(s.shape[0], *self.shape)
-        return out.scatter_add_(1 + self.dim, self.index.tensor.expand_as(s), s)
+        super().__init__(call, x, common([own, by_index]), pull)
 
 
 @register_rule("aten::index")
@@ -80,15 +81,14 @@ class Index(Lookup):
     """out = x[i, j, ...] with tensors of indices, or masks that are the same for all samples."""
 
     def __init__(self, call: Call, x: Operand, indices: Sequence[Operand | None]) -> None:
-        super().__init__(call, x)
-        self.places = Places(call, x, indices)
-        where = self.places.read(call, x)
-        self.finish(call, where)
+        shape, places = x.shape, Places(call, x, indices)
 
-    def pull(self, s: Tensor) -> Tensor:
-        out = s.new_zeros(s.shape[0], prod(self.shape))
-        out.index_add_(1, self.places.flat(s.device), s.reshape(s.shape[0], -1))
-        return out.reshape(-1, *self.shape)
+        def pull(s: Tensor) -> Tensor:
+            out = s.new_zeros(s.shape[0], prod(shape))
+            out.index_add_(1, places.flat(s.device), s.reshape(s.shape[0], -1))
+            return out.reshape(-1, *shape)
+
+        super().__init__(call, x, places.read(call, x), pull)
 
 
 @register_rule("aten::index_put", "aten::_unsafe_index_put")
@@ -124,13 +124,10 @@ class IndexPut(Movement):
         flat = s.reshape(s.shape[0], -1).index_select(1, self.places.flat(s.device))
         return sum_to_shape(flat.reshape(s.shape[0], *self.places.shape), self.part)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        assert one is not None
-        result: list[Tensor | None] = [None] * self.size
-        result[0] = self._old(one) if wanted[0] else None
-        result[-1] = self._new(one) if wanted[-1] else None
-        return result
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return self._old(s)
+        return self._new(s) if index == self.size - 1 else None
 
 
 class Places:
@@ -225,13 +222,11 @@ class PartReplaced(Movement):
             return place(samples.at(samples.dim + (self.select and samples.dim >= self.dim)))
 
         own = call.place(x.samples, place)[0]
-        placed = _one([own, call.place(part.samples, part_place)[0]])
+        placed = common([own, call.place(part.samples, part_place)[0]])
         self.samples = (placed,)
         for index, (operand, pull) in enumerate(((x, self._old), (part, self._new))):
             if placed is not None and operand.is_weight:
                 own = placed.at(placed.dim - (index and self.select and placed.dim > self.dim))
-                if placed.count == 1:
-                    own = follow(1, operand.shape)
                 self.uses[index] = own_copy(operand.shape, own, pull)
 
     def _new(self, s: Tensor) -> Tensor:
@@ -244,15 +239,5 @@ class PartReplaced(Movement):
         self._new(value).zero_()
         return value
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        assert one is not None
-        return [self._old(one) if wanted[0] else None, self._new(one) if wanted[1] else None]
-
-
-def _one(found: Sequence[Samples | None]) -> Samples | None:
-    """The samples that all operands have in common."""
-    places = set(found) - {None}
-    if len(places) > 1:
-        raise MixesSamples("its operands hold their samples in different dimensions")
-    return places.pop() if places else None
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        return self._new(s) if index else self._old(s)

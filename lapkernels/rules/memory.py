@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from lapkernels.rules.base.rule import Call, Operand, register_rule
-from lapkernels.rules.base.samples import MixesSamples, Samples, elementwise
+from lapkernels.rules.base.samples import MixesSamples, Samples, common, elementwise
 from lapkernels.rules.elementwise import sum_to_shape
 from lapkernels.rules.shape import Movement
 
@@ -67,50 +67,35 @@ class PartWrite(Movement):
     def __init__(self, call: Call, whole: Operand, part: Operand, region: Region) -> None:
         super().__init__(call, whole)
         self.region = region
-        found = {
-            call.move(
-                part.samples,
-                lambda where: _match(
-                    where, region.size, region.stride, region.whole, region.strides()
-                ),
-            ),
-            whole.samples,
-        } - {None}
-        if len(found) > 1:
-            raise MixesSamples("an in-place write joins different samples")
-        self.samples = (found.pop() if found else None,)
+
+        def place(where: Samples) -> Samples:
+            return _match(where, region.size, region.stride, region.whole, region.strides())
+
+        self.samples = (common([call.move(part.samples, place), whole.samples]),)
         if self.samples[0] is not None and (whole.is_weight or part.is_weight):
             raise MixesSamples("an in-place write joins a weight to values of the samples")
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        part = self.region.read(s[0]).clone() if wanted[1] else None
-        whole = None
-        if wanted[0]:
-            whole = s[0].contiguous().clone()
-            self.region.read(whole).zero_()
-        return [whole, part]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        if index:
+            return self.region.read(s).clone()
+        whole = s.contiguous().clone()
+        self.region.read(whole).zero_()
+        return whole
 
 
 class PartRead(Movement):
     """A view of a tensor that was written after the view was made."""
 
     def __init__(self, call: Call, whole: Operand, region: Region) -> None:
-        super().__init__(call, whole)
-        self.region = region
-        self.samples = (
-            call.move(
-                whole.samples,
-                lambda where: _match(
-                    where, region.whole, region.strides(), region.size, region.stride
-                ),
-            ),
-        )
+        def place(where: Samples) -> Samples:
+            return _match(where, region.whole, region.strides(), region.size, region.stride)
 
-    def pull(self, s: Tensor) -> Tensor:
-        out = s.new_zeros(s.shape[0], *self.region.whole)
-        self.region.read(out).copy_(s)
-        return out
+        def pull(s: Tensor) -> Tensor:
+            out = s.new_zeros(s.shape[0], *region.whole)
+            region.read(out).copy_(s)
+            return out
+
+        super().__init__(call, whole, place, pull)
 
 
 @register_rule("aten::copy")
@@ -126,6 +111,5 @@ class Overwrite(Movement):
         )
         self.dtype = source.tensor.dtype
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        return [None, sum_to_shape(s[0], self.shape).to(self.dtype) if wanted[1] else None]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        return sum_to_shape(s, self.shape).to(self.dtype) if index == 1 else None

@@ -25,7 +25,6 @@ from lapkernels.rules.base.rule import (
     Operand,
     Rule,
     Unsupported,
-    only,
     register_rule,
 )
 from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
@@ -59,7 +58,6 @@ class Affine(Rule):
         self.x = x.kept()
         self.weight = None if weight is None else weight.kept()
         self.shape = shape
-        self.size = len(call.operands)
         where = self.samples[0]
         assert where is not None
         for index, operand in enumerate(call.operands):
@@ -88,24 +86,7 @@ class Affine(Rule):
         """The normalised x, before weight and bias."""
         raise NotImplementedError
 
-    def pull(self, s: Tensor) -> Tensor:
-        """Columns at x from columns at xh."""
-        raise NotImplementedError
-
-    def pull_squared(self, m: Tensor) -> Tensor:
-        """Diagonal at x from a diagonal at xh."""
-        raise NotImplementedError
-
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return self._first(self.pull(self._scaled(only(s), False)) if wanted[0] else None)
-
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return self._first(self.pull_squared(self._scaled(only(m), True)) if wanted[0] else None)
-
-    def _first(self, value: Tensor | None) -> list[Tensor | None]:
-        return [value, *[None] * (self.size - 1)]
-
-    def _scaled(self, s: Tensor, squared: bool) -> Tensor:
+    def _scaled(self, s: Tensor, squared: bool = False) -> Tensor:
         if self.weight is None:
             return s
         w = self.weight.tensor.reshape(self.shape)
@@ -134,16 +115,20 @@ class OwnStatistics(Affine):
             x = x - self._statistic(self.mean)
         return x * self._statistic(self.rstd)
 
-    def pull(self, s: Tensor) -> Tensor:
-        q = s.reshape(s.shape[0], *self.view)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index:
+            return None
+        q = self._scaled(s).reshape(s.shape[0], *self.view)
         xh, dims = self._grouped(), [1 + d for d in self.dims]
         value = q - xh * (q * xh).mean(dims, keepdim=True)
         if self.mean is not None:
             value -= q.mean(dims, keepdim=True)
         return value.mul_(self._statistic(self.rstd)).reshape(s.shape)
 
-    def pull_squared(self, m: Tensor) -> Tensor:
-        q, xh, dims = m.reshape(self.view), self._grouped(), self.dims
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        if index:
+            return None
+        q, xh, dims = self._scaled(m, True).reshape(self.view), self._grouped(), self.dims
         count = prod(self.view[d] for d in dims)
         square = xh.square()
         others = square * (q * square).sum(dims, keepdim=True)
@@ -243,12 +228,11 @@ class RunningStatistics(Affine):
     def standardised(self) -> Tensor:
         return (self.x.tensor - self.mean.tensor.reshape(self.shape)) * self.rstd
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return self._first(only(s) * self._scaled(self.rstd, False) if wanted[0] else None)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        return None if index else s * self._scaled(self.rstd)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        scale = self._scaled(self.rstd, False)
-        return self._first(only(m) * scale.square() if wanted[0] else None)
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        return None if index else m * self._scaled(self.rstd).square()
 
 
 @register_rule(

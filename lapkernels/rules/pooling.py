@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Operand, Rule, only, register_rule
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import along, elementwise
 from lapkernels.rules.shape import Movement
 
@@ -45,29 +45,26 @@ class MaxPool(Movement):
     makes_new = True
 
     def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
-        super().__init__(call, x)
         self.spatial = _MAX[call.name]
         dims = window_dims(x.shape, self.spatial)
-        self.samples = call.place(x.samples, lambda where: along(where, dims, "it pools"))
+        super().__init__(call, x, lambda where: along(where, dims, "it pools"))
         self.index = call.keep(call.outputs[1])
-        self.size = len(call.operands)
         given = call.arguments((x, *args), kwargs)
         self.arguments = {name: value for name, value in given.items() if value is not x}
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = only(s)
-        flat = one.flatten(-self.spatial)
-        index = self.index.tensor.flatten(-self.spatial).expand(flat.shape)
-        out = one.new_zeros(*flat.shape[:-1], prod(self.shape[-self.spatial :]))
-        value = out.scatter_add_(-1, index, flat).reshape(one.shape[0], *self.shape)
-        return [value, *[None] * (self.size - 1)]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index:
+            return None
+        flat = s.flatten(-self.spatial)
+        largest = self.index.tensor.flatten(-self.spatial).expand(flat.shape)
+        out = s.new_zeros(*flat.shape[:-1], prod(self.shape[-self.spatial :]))
+        return out.scatter_add_(-1, largest, flat).reshape(s.shape[0], *self.shape)
 
 
 class Average(Rule):
     """Means over windows; ``backward`` is J^T on [B, C, *positions], ``weight`` is w_o."""
 
     repeatable = True
-
     reads_input = False
 
     def __init__(self, call: Call, x: Operand, spatial: int) -> None:
@@ -84,18 +81,14 @@ class Average(Rule):
         """The weights w_o [*positions], of ``m``'s dtype and device."""
         raise NotImplementedError
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        folded = fold(s[0], self.spatial)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        folded = fold(s, self.spatial)
         shape = (folded.shape[0], *self.shape[-self.spatial - 1 :])
         value = self.backward(folded.contiguous(), folded.new_empty(()).expand(shape))
-        return [value.reshape(s[0].shape[0], *self.shape)]
+        return value.reshape(s.shape[0], *self.shape)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        (value,) = self.columns([(m[0] * self.weight(m[0])).unsqueeze(0)], wanted)
-        assert value is not None
-        return [value[0]]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        return self.pull((m * self.weight(m)).unsqueeze(0))[0]
 
 
 @register_rule(*_AVERAGE)
@@ -110,10 +103,10 @@ class AveragePool(Average):
         self.divisor = given["divisor_override"]
         packet = call.name.removeprefix("aten::")
         self.forward: Callable[..., Tensor] = getattr(aten, packet)
-        self.pull: Callable[..., Tensor] = getattr(aten, packet + "_backward")
+        self.kernel: Callable[..., Tensor] = getattr(aten, packet + "_backward")
 
     def backward(self, s: Tensor, like: Tensor) -> Tensor:
-        return self.pull(s, like, *self.arguments, self.divisor)
+        return self.kernel(s, like, *self.arguments, self.divisor)
 
     def weight(self, m: Tensor) -> Tensor:
         ones = m.new_ones(1, 1, *self.shape[-self.spatial :])
@@ -129,12 +122,11 @@ class AdaptiveAveragePool(Average):
     def __init__(self, call: Call, x: Operand, output_size: Sequence[int]) -> None:
         super().__init__(call, x, _ADAPTIVE[call.name])
         self.output_size = tuple(output_size)
-        self.pull: Callable[..., Tensor] = getattr(
-            aten, call.name.removeprefix("aten::") + "_backward"
-        )
+        name = call.name.removeprefix("aten::") + "_backward"
+        self.kernel: Callable[..., Tensor] = getattr(aten, name)
 
     def backward(self, s: Tensor, like: Tensor) -> Tensor:
-        return self.pull(s, like)
+        return self.kernel(s, like)
 
     def weight(self, m: Tensor) -> Tensor:
         value = m.new_ones(())
@@ -158,9 +150,9 @@ class MaxUnpool(Movement):
         self.samples = call.place(where, lambda found: along(found, dims, "it places"))
         self.index = index.kept()
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        flat = s[0].flatten(-self.spatial)
-        index = self.index.tensor.flatten(-self.spatial)
-        value = flat.gather(-1, index.expand(s[0].shape[0], *index.shape))
-        return [value.reshape(s[0].shape[0], *self.shape), None]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index:
+            return None
+        read = self.index.tensor.flatten(-self.spatial)
+        value = s.flatten(-self.spatial).gather(-1, read.expand(s.shape[0], *read.shape))
+        return value.reshape(s.shape[0], *self.shape)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -10,119 +10,88 @@ from torch import Tensor
 from lapkernels.rules.base.rule import Call, Operand, Unsupported, register_rule
 from lapkernels.rules.base.samples import MixesSamples, Samples, along
 from lapkernels.rules.reductions import dimensions
-from lapkernels.rules.shape import Movement
+from lapkernels.rules.shape import Movement, behind
 
 aten = torch.ops.aten
 
 
-class Turned(Movement):
-    """One to one, along some dimensions."""
+class Local(Movement):
+    """An op that works along some dimensions, in which there are no samples."""
 
-    touched: tuple[int, ...]
-
-    def place(self, call: Call, x: Operand) -> None:
-        """Samples stay in their dimension."""
-        self.samples = call.place(
-            x.samples, lambda where: along(where, self.touched, "it permutes entries")
-        )
+    def __init__(
+        self,
+        call: Call,
+        x: Operand,
+        dims: Sequence[int],
+        pull: Callable[[Tensor], Tensor],
+        push: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        what = f"{call.name.removeprefix('aten::')} works"
+        super().__init__(call, x, lambda where: along(where, dims, what), pull, push)
 
 
 @register_rule("aten::flip")
-class Flip(Turned):
+class Flip(Local):
     """Dimensions reversed."""
 
     def __init__(self, call: Call, x: Operand, dims: Sequence[int]) -> None:
-        super().__init__(call, x)
-        self.touched = dimensions(dims, len(x.shape)) if dims else ()
-        self.place(call, x)
-
-    def push(self, tensor: Tensor) -> Tensor:
-        return tensor.flip(self.touched)
-
-    def pull(self, s: Tensor) -> Tensor:
-        return s.flip([1 + d for d in self.touched])
+        own = dimensions(dims, len(x.shape)) if dims else ()
+        super().__init__(
+            call, x, own, lambda s: s.flip(behind(own)), lambda tensor: tensor.flip(own)
+        )
 
 
 @register_rule("aten::roll")
-class Roll(Turned):
+class Roll(Local):
     """Cyclic shift of dimensions, or of all entries in row-major order if none is given."""
 
     def __init__(
         self, call: Call, x: Operand, shifts: Sequence[int], dims: Sequence[int] = ()
     ) -> None:
-        super().__init__(call, x)
-        self.touched = dimensions(dims, len(x.shape))
-        self.dims = dims and self.touched
-        self.shifts = shifts
-        self.place(call, x)
+        own, back = dimensions(dims, len(x.shape)), [-shift for shift in shifts]
 
-    def pull(self, s: Tensor) -> Tensor:
-        back = [-shift for shift in self.shifts]
-        if not self.dims:
-            return s.flatten(1).roll(back, 1).reshape(s.shape)
-        return s.roll(back, [1 + d for d in self.dims])
+        def pull(s: Tensor) -> Tensor:
+            return s.roll(back, behind(own)) if dims else s.flatten(1).roll(back, 1).view_as(s)
+
+        super().__init__(call, x, own, pull)
 
 
 @register_rule("aten::rot90")
-class Rotate(Turned):
+class Rotate(Local):
     """Rotation of a plane by k times 90°."""
 
     def __init__(self, call: Call, x: Operand, k: int = 1, dims: Sequence[int] = (0, 1)) -> None:
-        super().__init__(call, x)
-        self.k = k
-        self.touched = dimensions(dims, len(x.shape))
-        self.place(call, x)
-
-    def pull(self, s: Tensor) -> Tensor:
-        return s.rot90(-self.k, [1 + d for d in self.touched])
+        own = dimensions(dims, len(x.shape))
+        super().__init__(call, x, own, lambda s: s.rot90(-k, behind(own)))
 
 
 @register_rule("aten::pixel_shuffle", "aten::pixel_unshuffle")
-class PixelShuffle(Turned):
+class PixelShuffle(Local):
     """Channels into positions, or back."""
 
     def __init__(self, call: Call, x: Operand, factor: int) -> None:
-        super().__init__(call, x)
-        rank = len(x.shape)
-        self.touched = tuple(range(rank - 3, rank))
-        self.place(call, x)
-        self.factor = factor
-        self.up = call.name == "aten::pixel_shuffle"
-
-    def pull(self, s: Tensor) -> Tensor:
-        back = aten.pixel_unshuffle if self.up else aten.pixel_shuffle
-        return back(s, self.factor)
+        rank, up = len(x.shape), call.name == "aten::pixel_shuffle"
+        back = aten.pixel_unshuffle if up else aten.pixel_shuffle
+        super().__init__(call, x, range(rank - 3, rank), lambda s: back(s, factor))
 
 
 @register_rule("aten::channel_shuffle", "aten::native_channel_shuffle")
-class ChannelShuffle(Turned):
+class ChannelShuffle(Local):
     """Channels [groups, C / groups] in the order [C / groups, groups]."""
 
     def __init__(self, call: Call, x: Operand, groups: int) -> None:
-        super().__init__(call, x)
-        self.touched = (1,)
-        self.place(call, x)
-        self.groups = groups
-
-    def pull(self, s: Tensor) -> Tensor:
-        parts = s.unflatten(2, (-1, self.groups))
-        return parts.transpose(2, 3).flatten(2, 3)
+        super().__init__(
+            call, x, [1], lambda s: s.unflatten(2, (-1, groups)).transpose(2, 3).flatten(2, 3)
+        )
 
 
 @register_rule("aten::tril", "aten::triu")
-class Triangle(Movement):
+class Triangle(Local):
     """Zeros above or below a diagonal of the last two dimensions."""
 
     def __init__(self, call: Call, x: Operand, diagonal: int = 0) -> None:
-        super().__init__(call, x)
-        rank = len(x.shape)
-        dims = (rank - 2, rank - 1)
-        self.samples = call.place(x.samples, lambda where: along(where, dims, "it cuts"))
-        self.cut = aten.tril if call.name == "aten::tril" else aten.triu
-        self.offset = diagonal
-
-    def pull(self, s: Tensor) -> Tensor:
-        return self.cut(s, self.offset)
+        rank, cut = len(x.shape), aten.tril if call.name == "aten::tril" else aten.triu
+        super().__init__(call, x, (rank - 2, rank - 1), lambda s: cut(s, diagonal))
 
 
 @register_rule("aten::repeat")
@@ -130,36 +99,33 @@ class Repeat(Movement):
     """The tensor several times along each dimension, and along new ones in front."""
 
     def __init__(self, call: Call, x: Operand, repeats: Sequence[int]) -> None:
-        super().__init__(call, x)
-        new = len(repeats) - len(x.shape)
-        sizes = (*(1 for _ in range(new)), *x.shape)
-        self.parts = [n for pair in zip(repeats, sizes, strict=True) for n in pair]
+        shape, new = x.shape, len(repeats) - len(x.shape)
+        sizes = (*(1 for _ in range(new)), *shape)
+        parts = [n for pair in zip(repeats, sizes, strict=True) for n in pair]
 
         def place(where: Samples) -> Samples:
             dim = where.dim + new
             return Samples(where.count, dim, where.outer * repeats[dim], where.inner)
 
-        self.samples = call.place(x.samples, place)
+        def pull(s: Tensor) -> Tensor:
+            value, dims = s.reshape(s.shape[0], *parts), tuple(range(1, 1 + len(parts), 2))
+            return (value.sum(dims) if dims else value).reshape(s.shape[0], *shape)
 
-    def pull(self, s: Tensor) -> Tensor:
-        dims = range(1, 1 + len(self.parts), 2)
-        value = s.reshape(s.shape[0], *self.parts)
-        return (value.sum(tuple(dims)) if dims else value).reshape(s.shape[0], *self.shape)
+        super().__init__(call, x, place, pull)
 
 
 @register_rule("aten::unfold")
-class Windows(Movement):
+class Windows(Local):
     """Windows of a dimension, their entries in a new last dimension."""
 
     def __init__(self, call: Call, x: Operand, dim: int, size: int, step: int) -> None:
-        super().__init__(call, x)
-        dims = dimensions(dim, len(x.shape))
-        self.samples = call.place(x.samples, lambda where: along(where, dims, "it windows"))
-        self.dim, self.size, self.step = dims[0], size, step
+        shape, own = x.shape, dimensions(dim, len(x.shape))
+        window = (1 + own[0], size, step)
 
-    def pull(self, s: Tensor) -> Tensor:
-        shape = [s.shape[0], *self.shape]
-        return aten.unfold_backward(s.contiguous(), shape, 1 + self.dim, self.size, self.step)
+        def pull(s: Tensor) -> Tensor:
+            return aten.unfold_backward(s.contiguous(), [s.shape[0], *shape], *window)
+
+        super().__init__(call, x, own, pull)
 
 
 @register_rule("aten::diagonal")
@@ -169,15 +135,14 @@ class Diagonal(Movement):
     def __init__(
         self, call: Call, x: Operand, offset: int = 0, dim1: int = 0, dim2: int = 1
     ) -> None:
-        super().__init__(call, x)
-        self.dims = dimensions([dim1, dim2], len(x.shape))
-        self.offset = offset
-        self.samples = call.place(x.samples, lambda where: where.without(self.dims, False))
+        shape, own = x.shape, dimensions([dim1, dim2], len(x.shape))
 
-    def pull(self, s: Tensor) -> Tensor:
-        out = s.new_zeros(s.shape[0], *self.shape)
-        out.diagonal(self.offset, *(1 + d for d in self.dims)).copy_(s)
-        return out
+        def pull(s: Tensor) -> Tensor:
+            out = s.new_zeros(s.shape[0], *shape)
+            out.diagonal(offset, *behind(own)).copy_(s)
+            return out
+
+        super().__init__(call, x, lambda where: where.without(own, False), pull)
 
 
 @register_rule("aten::diag_embed")
@@ -187,19 +152,13 @@ class DiagonalMatrix(Movement):
     def __init__(
         self, call: Call, x: Operand, offset: int = 0, dim1: int = -2, dim2: int = -1
     ) -> None:
-        super().__init__(call, x)
-        self.dims = dimensions([dim1, dim2], call.out.dim())
-        self.offset = offset
-        others = [d for d in range(call.out.dim()) if d not in self.dims]
+        own, last = dimensions([dim1, dim2], call.out.dim()), len(x.shape) - 1
+        others = [d for d in range(call.out.dim()) if d not in own]
 
         def place(where: Samples) -> Samples:
-            along(where, [len(x.shape) - 1], "a diagonal")
-            return where.at(others[where.dim])
+            return where.at(others[along(where, [last], "a diagonal").dim])
 
-        self.samples = call.place(x.samples, place)
-
-    def pull(self, s: Tensor) -> Tensor:
-        return s.diagonal(self.offset, *(1 + d for d in self.dims))
+        super().__init__(call, x, place, lambda s: s.diagonal(offset, *behind(own)))
 
 
 @register_rule("aten::as_strided")
@@ -230,12 +189,12 @@ class Strided(Movement):
     def _view(self, tensor: Tensor) -> Tensor:
         return tensor.as_strided(*self.view, self.offset)
 
-    def pull(self, s: Tensor) -> Tensor:
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
         count = s[0].numel() if s.shape[0] else 0
         places = torch.arange(torch.Size(self.shape).numel(), device=s.device)
-        index = self._view(places).reshape(-1)
+        read = self._view(places).reshape(-1)
         out = s.new_zeros(s.shape[0], len(places))
-        return out.index_add_(1, index, s.reshape(s.shape[0], count)).reshape(-1, *self.shape)
+        return out.index_add_(1, read, s.reshape(s.shape[0], count)).reshape(-1, *self.shape)
 
 
 def labels(where: Samples, x: Operand) -> Tensor:

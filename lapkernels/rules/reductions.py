@@ -18,7 +18,7 @@ from lapkernels.rules.base.local_gradient import as_tuple, filler
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import along
 from lapkernels.rules.elementwise import Elementwise
-from lapkernels.rules.shape import Movement
+from lapkernels.rules.shape import Movement, behind
 
 _BY_AUTOGRAD = (
     *("amax", "amin", "logsumexp", "var", "std", "var_mean", "std_mean", "linalg_vector_norm"),
@@ -59,15 +59,13 @@ class Sum(Reduction):
         self.weight = 1 / self.count if call.name == "aten::mean" else 1
         self.dtype = call.operands[0].tensor.dtype
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [self._pull(s[0], self.weight)]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        return self._pull(s, self.weight)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        return [self._pull(m[0].unsqueeze(0), self.weight**2)[0]]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        return self._pull(m.unsqueeze(0), self.weight**2)[0]
 
-    def _pull(self, s: Tensor | None, weight: float) -> Tensor:
-        assert s is not None
+    def _pull(self, s: Tensor, weight: float) -> Tensor:
         value = self.repeated(s if weight == 1 else s * weight).to(self.dtype)
         return value.expand(s.shape[0], *self.shape)
 
@@ -83,21 +81,15 @@ class Weighted(Reduction):
         self.fill = filler(args, kwargs)
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [
-            sum_all(
-                self.repeated(one) * self._weight(index)
-                for index, one in enumerate(s)
-                if one is not None
-            )
-        ]
+        return [self._pulled(s, 1)]
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        total = sum_all(
-            self.repeated(one.unsqueeze(0)) * self._weight(index).square()
-            for index, one in enumerate(m)
-            if one is not None
-        )
-        return [total[0]]
+        return [self._pulled([None if one is None else one.unsqueeze(0) for one in m], 2)[0]]
+
+    def _pulled(self, s: Sequence[Tensor | None], power: int) -> Tensor:
+        given = [(index, one) for index, one in enumerate(s) if one is not None]
+        parts = [self.repeated(one) * self._weight(index) ** power for index, one in given]
+        return sum(parts[1:], parts[0])
 
     def _weight(self, index: int) -> Tensor:
         with torch.enable_grad():
@@ -120,28 +112,19 @@ class Verdict(Reduction):
     differentiable = False
     reads_input = False
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [None]
-
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [None]
-
 
 @register_rule("aten::cumsum")
 class CumulativeSum(Movement):
     """out_o = sum_{i <= o} x_i: every entry of the Jacobian is 0 or 1."""
 
     def __init__(self, call: Call, x: Operand, dim: int, **kwargs: Any) -> None:
-        super().__init__(call, x)
-        self.dims = dimensions(dim, len(x.shape))
-        self.samples = call.place(x.samples, lambda where: along(where, self.dims, "its sum"))
-        self.dtype = x.tensor.dtype
+        own, dtype = dimensions(dim, len(x.shape)), x.tensor.dtype
+        dims = behind(own)
 
-    def pull(self, s: Tensor) -> Tensor:
-        dims = [1 + d for d in self.dims]
-        if not dims:
-            return s
-        return s.flip(dims).cumsum(dims[0]).flip(dims).to(self.dtype)
+        def pull(s: Tensor) -> Tensor:
+            return s.flip(dims).cumsum(dims[0]).flip(dims).to(dtype) if dims else s
+
+        super().__init__(call, x, lambda where: along(where, own, "its sum"), pull)
 
 
 @register_rule("aten::sort", "aten::topk", "aten::cummax", "aten::cummin")
@@ -149,13 +132,12 @@ class Selected(Movement):
     """Entries of a dimension selected by value; the second result has their indices."""
 
     def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
-        super().__init__(call, x)
         given = call.arguments((x, *args), kwargs)
         self.dims = dimensions(given["dim"], len(x.shape))
-        self.samples = call.place(x.samples, lambda where: along(where, self.dims, "its order"))
+        super().__init__(call, x, lambda where: along(where, self.dims, "its order"))
         self.index = call.keep(call.outputs[1])
 
-    def pull(self, s: Tensor) -> Tensor:
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
         if not self.dims:
             return s
         out = s.new_zeros(s.shape[0], *self.shape)
@@ -168,11 +150,3 @@ def dimensions(dim: Any, rank: int) -> tuple[int, ...]:
         return tuple(range(rank))
     chosen = dim if isinstance(dim, (list, tuple)) else [dim]
     return tuple(d % rank for d in chosen) if rank else ()
-
-
-def sum_all(parts: Any) -> Tensor:
-    """Sum of at least one tensor."""
-    first, *rest = parts
-    for part in rest:
-        first = first + part
-    return first

@@ -36,7 +36,6 @@ class Resize(Rule):
     """Columns by torch's own transpose, all at once."""
 
     repeatable = True
-
     reads_input = False
 
     def __init__(self, call: Call, x: Operand, size: Sequence[int] | None, *args: Any) -> None:
@@ -55,12 +54,11 @@ class Resize(Rule):
         name = call.name.removeprefix("aten::") + "_backward"
         self.back: Callable[..., Tensor] = getattr(aten, name)
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        folded = fold(s[0], self.spatial)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        folded = fold(s, self.spatial)
         shape = [folded.shape[0], *self.shape[1:]]
         value = self.back(folded.contiguous(), self.size, shape, *self.args)
-        return [value.reshape(-1, *self.shape)]
+        return value.reshape(-1, *self.shape)
 
 
 @register_rule(*_NEAREST)
@@ -77,33 +75,27 @@ class Nearest(Resize):
             for factor, scale, out, n in zip(*given, strict=True)
         )
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        value = s[0]
-        if not self.is_whole or value is None:
-            return super().columns(s, wanted)
-        for d, factor in enumerate(self.factors, value.dim() - self.spatial):
-            every = [value[(*[slice(None)] * d, slice(k, None, factor))] for k in range(factor)]
-            value = sum(every[1:], every[0])
-        return [value]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        if not self.is_whole:
+            return super().pull(s)
+        for d, factor in enumerate(self.factors, s.dim() - self.spatial):
+            every = [s[(*[slice(None)] * d, slice(k, None, factor))] for k in range(factor)]
+            s = sum(every[1:], every[0])
+        return s
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        (value,) = self.columns([m[0].unsqueeze(0)], wanted)
-        assert value is not None
-        return [value[0]]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        return self.pull(m.unsqueeze(0))[0]
 
 
 @register_rule(*_LINEAR)
 class Interpolated(Resize):
     """Linear, cubic, with or without smoothing."""
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        value = m[0]
-        assert value is not None
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
         for d in range(self.spatial):
-            a = self._matrix(d, value).square()
-            value = (value.movedim(2 + d, -1) @ a).movedim(-1, 2 + d)
-        return [value]
+            a = self._matrix(d, m).square()
+            m = (m.movedim(2 + d, -1) @ a).movedim(-1, 2 + d)
+        return m
 
     def _matrix(self, d: int, like: Tensor) -> Tensor:
         """A_d: unit vectors along dimension d, constant along the others, whose rows sum to one."""

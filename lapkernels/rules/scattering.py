@@ -5,25 +5,25 @@ Operands are x, the index and, if it is a tensor, the source.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported, register_rule
-from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
+from lapkernels.rules.base.rule import Call, Kept, Operand, Unsupported, register_rule
+from lapkernels.rules.base.samples import MixesSamples, Samples, along, common
 from lapkernels.rules.base.uses import own_copy
 from lapkernels.rules.reductions import dimensions
+from lapkernels.rules.shape import Movement
 
 _WHOLE = ("aten::index_add", "aten::index_copy", "aten::index_fill")
 
 
 @register_rule("aten::scatter", "aten::scatter_add", *_WHOLE)
-class Scatter(Rule):
+class Scatter(Movement):
     """scatter sends single entries, index_add and index_copy whole slices of the source."""
 
-    reads_input = False
+    repeatable = False
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class Scatter(Rule):
         alpha: float = 1,
         **kwargs: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(call, x)
         if kwargs or alpha != 1 or source is None:
             raise Unsupported("a reduction other than the sum, or a factor")
         dims = dimensions(dim, len(x.shape))
@@ -46,7 +46,6 @@ class Scatter(Rule):
         self.index: Kept = index.kept()
         self.adds = call.name in ("aten::scatter_add", "aten::index_add")
         self.whole = call.name in _WHOLE
-        self.count = len(call.operands)
         operands = [x, *([] if self.whole else [index])]
         if isinstance(source, Operand) and source.tensor.dim() == len(x.shape):
             operands.append(source)
@@ -62,18 +61,12 @@ class Scatter(Rule):
                 raise MixesSamples("its index leaves out samples")
             return along(where, dims, "it sends")
 
-        found = {
-            call.place(operand.samples, partial(place, operand))[0] for operand in operands
-        } - {None}
-        if len(found) > 1:
-            raise MixesSamples("its operands hold their samples in different dimensions")
-        placed = found.pop() if found else None
+        placed = common(call.place(one.samples, partial(place, one))[0] for one in operands)
         self.samples = (placed,)
         for operand, pull in ((x, self._old), (source, self._new)):
             if placed is not None and isinstance(operand, Operand) and operand.is_weight:
                 at = next(i for i, other in enumerate(call.operands) if other is operand)
-                own = follow(1, operand.shape) if placed.count == 1 else placed
-                self.uses[at] = own_copy(operand.shape, own, pull)
+                self.uses[at] = own_copy(operand.shape, placed, pull)
 
     def _old(self, s: Tensor) -> Tensor:
         if self.adds:
@@ -89,17 +82,7 @@ class Scatter(Rule):
             return s.index_select(1 + self.dim, index.reshape(-1))
         return s.gather(1 + self.dim, index.expand(s.shape[0], *index.shape))
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        assert one is not None
-        result: list[Tensor | None] = [None] * self.count
-        if wanted[0]:
-            result[0] = self._old(one)
-        if self.count > 2 and wanted[2]:
-            result[2] = self._new(one)
-        return result
-
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        found = self.columns([m[0].unsqueeze(0)], wanted)
-        return [None if one is None else one[0] for one in found]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return self._old(s)
+        return self._new(s) if index == 2 else None

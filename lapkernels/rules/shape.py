@@ -5,7 +5,7 @@ A diagonal then passes as a column does, since J[o, i]² = J[o, i].
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,42 +13,58 @@ import torch
 from torch import Tensor
 
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.base.samples import MixesSamples, Samples, follow
+from lapkernels.rules.base.samples import MixesSamples, Samples, common
 from lapkernels.rules.base.uses import own_copy
 from lapkernels.rules.elementwise import sum_to_shape
 
 
 class Movement(Rule):
-    """A rule that passes diagonals as it passes columns."""
+    """A rule that passes diagonals as it passes columns.
+
+    ``place`` gives the samples of the results from those of ``x``. ``pull`` gives columns [V, *in]
+    from columns [V, *out], and ``push`` is the op itself on a tensor [*in], if it is one to one.
+    Neither refers to ``x`` or to the call.
+    """
 
     repeatable = True
-
     reads_input = False
 
-    def __init__(self, call: Call, x: Operand) -> None:
+    def __init__(
+        self,
+        call: Call,
+        x: Operand,
+        place: Callable[[Samples], Samples] | None = None,
+        pull: Callable[[Tensor], Tensor] | None = None,
+        push: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.shape = x.shape
+        if place is not None:
+            self.samples = call.place(x.samples, place)
+        self.pulled, self.pushed = pull, push
 
-    def pull(self, s: Tensor) -> Tensor:
-        """Columns [V, *in] from columns [V, *out]."""
-        raise NotImplementedError
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        assert self.pulled is not None
+        return self.pulled(s) if index == 0 else None
 
     def push(self, tensor: Tensor) -> Tensor:
-        """The op itself on a tensor [*in], where it is one to one."""
-        raise NotImplementedError
+        """The op on a tensor [*in], if it is one to one."""
+        assert self.pushed is not None
+        return self.pushed(tensor)
 
     @property
     def one_to_one(self) -> bool:
         """Whether the op is one to one, so that there is a ``push``."""
-        return type(self).push is not Movement.push
-
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        return [self.pull(s[0]), *[None] * (len(wanted) - 1)]
+        return self.pushed is not None
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         columns = [None if one is None else one.unsqueeze(0) for one in m]
         return [None if one is None else one[0] for one in self.columns(columns, wanted)]
+
+
+def behind(dims: Iterable[int]) -> list[int]:
+    """Dimensions of a tensor, as those of its columns."""
+    return [1 + d for d in dims]
 
 
 @register_rule(
@@ -59,16 +75,11 @@ class Reshape(Movement):
     """The same entries in the same order."""
 
     def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
-        super().__init__(call, x)
-        new = tuple(call.out.shape)
-        self.samples = (call.move(x.samples, lambda where: where.reshaped(x.shape, new)),)
-        self.new = new
-
-    def push(self, tensor: Tensor) -> Tensor:
-        return tensor.reshape(self.new)
-
-    def pull(self, s: Tensor) -> Tensor:
-        return s.reshape(s.shape[0], *self.shape)
+        old, new = x.shape, tuple(call.out.shape)
+        super().__init__(
+            *(call, x, lambda where: where.reshaped(old, new)),
+            *(lambda s: s.reshape(s.shape[0], *old), lambda tensor: tensor.reshape(new)),
+        )
 
 
 @register_rule("aten::clone", "aten::_to_copy", "aten::contiguous")
@@ -76,12 +87,8 @@ class Copy(Movement):
     """The same tensor on another device, in another memory format or dtype."""
 
     def __init__(self, call: Call, x: Operand, **kwargs: Any) -> None:
-        super().__init__(call, x)
-        self.samples = (call.move(x.samples, lambda where: where),)
-        self.dtype = x.tensor.dtype
-
-    def pull(self, s: Tensor) -> Tensor:
-        return s.to(self.dtype)
+        dtype = x.tensor.dtype
+        super().__init__(call, x, lambda where: where, lambda s: s.to(dtype))
 
 
 @register_rule("aten::permute", "aten::transpose", "aten::t")
@@ -89,7 +96,6 @@ class Permute(Movement):
     """Dimensions in another order."""
 
     def __init__(self, call: Call, x: Operand, *dims: Any) -> None:
-        super().__init__(call, x)
         rank = len(x.shape)
         order = list(range(rank))
         if call.name == "aten::permute":
@@ -97,16 +103,12 @@ class Permute(Movement):
         elif rank > 1:
             a, b = dims if dims else (0, 1)
             order[a], order[b] = order[b], order[a]
-        self.samples = (call.move(x.samples, lambda where: where.permuted(order)),)
-        back = [order.index(d) for d in range(rank)]
-        self.back = [0, *(1 + d for d in back)]
         self.order = order
-
-    def push(self, tensor: Tensor) -> Tensor:
-        return tensor.permute(self.order)
-
-    def pull(self, s: Tensor) -> Tensor:
-        return s.permute(self.back)
+        back = [0, *behind(order.index(d) for d in range(rank))]
+        super().__init__(
+            *(call, x, lambda where: where.permuted(order)),
+            *(lambda s: s.permute(back), lambda tensor: tensor.permute(order)),
+        )
 
 
 @register_rule("aten::expand")
@@ -114,12 +116,10 @@ class Expand(Movement):
     """Entries repeated along new or single dimensions."""
 
     def __init__(self, call: Call, x: Operand, size: list[int], **kwargs: Any) -> None:
-        super().__init__(call, x)
-        new = len(call.out.shape) - len(x.shape)
-        self.samples = (call.move(x.samples, lambda where: where.at(where.dim + new)),)
-
-    def pull(self, s: Tensor) -> Tensor:
-        return sum_to_shape(s, self.shape)
+        old, new = x.shape, len(call.out.shape) - len(x.shape)
+        super().__init__(
+            call, x, lambda where: where.at(where.dim + new), lambda s: sum_to_shape(s, old)
+        )
 
 
 @register_rule("aten::slice", "aten::select")
@@ -127,7 +127,6 @@ class Part(Movement):
     """A range or one entry of a dimension."""
 
     def __init__(self, call: Call, x: Operand, dim: int = 0, *where: Any) -> None:
-        super().__init__(call, x)
         self.dim = dim % len(x.shape)
         self.select = call.name == "aten::select"
         self.where = where
@@ -142,9 +141,9 @@ class Part(Movement):
                 return samples.block(first % x.shape[self.dim], call.out.shape[self.dim])
             return samples.without([self.dim], keepdim=False) if self.select else samples
 
-        self.samples = (call.move(x.samples, place),)
+        super().__init__(call, x, place)
 
-    def pull(self, s: Tensor) -> Tensor:
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
         out = s.new_zeros(s.shape[0], *self.shape)
         if self.select:
             out.select(1 + self.dim, self.where[0]).copy_(s)
@@ -213,23 +212,13 @@ class Concatenate(Movement):
                 return samples.joined([part.samples for part in parts if part.shape != (0,)])
             return samples
 
-        found = {call.move(part.samples, place) for part in parts} - {None}
-        if len(found) > 1:
-            raise MixesSamples("its tensors hold their samples in different dimensions")
-        self.samples = (found.pop() if found else None,)
-        where = self.samples[0]
+        where = common(call.move(part.samples, place) for part in parts)
+        self.samples = (where,)
         for index, part in enumerate(parts):
             if where is not None and part.is_weight:
                 own = where.at(where.dim - (self.stack and where.dim > self.dim))
-                if where.count == 1:
-                    own = follow(1, part.shape)
-                self.uses[index] = own_copy(part.shape, own, partial(self._part, index))
+                self.uses[index] = own_copy(part.shape, own, partial(self.pull, index=index))
 
-    def _part(self, index: int, s: Tensor) -> Tensor:
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
         part = s.narrow(1 + self.dim, sum(self.sizes[:index]), self.sizes[index])
         return part.reshape(s.shape[0], *self.shapes[index])
-
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one = s[0]
-        assert one is not None
-        return [self._part(i, one) if want else None for i, want in enumerate(wanted)]

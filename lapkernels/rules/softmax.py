@@ -7,8 +7,6 @@ glu          y = a sigmoid(b), x = (a, b)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -24,45 +22,37 @@ class Softmax(Rule):
     """m_i = y_i² ((1 - 2 y_i) m_i + sum_o y_o² m_o); m_i = (1 - 2 p_i) m_i + p_i² sum_o m_o."""
 
     repeatable = True
-
     reads_input = False
 
     def __init__(self, call: Call, x: Operand, dim: int, half_to_float: bool) -> None:
         super().__init__()
-        rank = len(x.shape)
-        self.dim = dimensions(dim, rank)[0] if rank else 0
-        dims = dimensions(dim, rank)
+        dims = dimensions(dim, len(x.shape))
+        self.dim = dims[0] if dims else 0
         self.samples = call.place(x.samples, lambda where: along(where, dims, "it normalises"))
         self.y = call.kept_output()
         self.dtype = x.tensor.dtype
         self.log = call.name == "aten::_log_softmax"
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one, y = s[0], self.y.tensor
-        assert one is not None
-        dim = 1 + self.dim if y.dim() else 0
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        y = self.y.tensor
         if y.dim() == 0:
-            return [torch.zeros_like(one)]
-        if self.log:
-            value = one - y.exp() * one.sum(dim, keepdim=True)
-        else:
-            q = one * y
-            value = q - y * q.sum(dim, keepdim=True)
-        return [value.to(self.dtype)]
+            return torch.zeros_like(s)
+        q = s if self.log else s * y
+        total = q.sum(1 + self.dim, keepdim=True)
+        return (q - (y.exp() if self.log else y) * total).to(self.dtype)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        one, y = m[0], self.y.tensor
-        assert one is not None
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        y = self.y.tensor
         if y.dim() == 0:
-            return [torch.zeros_like(one)]
+            return torch.zeros_like(m)
         if self.log:
             p = y.exp()
-            value = (1 - 2 * p) * one + p.square() * one.sum(self.dim, keepdim=True)
+            value = (1 - 2 * p) * m + p.square() * m.sum(self.dim, keepdim=True)
         else:
             square = y.square()
-            others = (square * one).sum(self.dim, keepdim=True)
-            value = square * ((1 - 2 * y) * one + others)
-        return [value.to(self.dtype)]
+            others = (square * m).sum(self.dim, keepdim=True)
+            value = square * ((1 - 2 * y) * m + others)
+        return value.to(self.dtype)
 
 
 @register_rule("aten::glu")
@@ -76,15 +66,11 @@ class GatedLinear(Rule):
         self.samples = call.place(x.samples, lambda where: along(where, dims, "it gates"))
         self.x = x.kept()
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert s[0] is not None
-        da, db = self._derivatives()
-        return [torch.cat([s[0] * da, s[0] * db], 1 + self.dim)]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        return torch.cat([s * d for d in self._derivatives()], 1 + self.dim)
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        assert m[0] is not None
-        da, db = self._derivatives()
-        return [torch.cat([m[0] * da.square(), m[0] * db.square()], self.dim)]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
+        return torch.cat([m * d.square() for d in self._derivatives()], self.dim)
 
     def _derivatives(self) -> tuple[Tensor, Tensor]:
         a, b = self.x.tensor.chunk(2, self.dim)

@@ -25,11 +25,11 @@ class Lift(Rule):
         self.samples = (samples,)
         self.uses = {0: ScaleUse(weight.shape, samples)}
 
-    def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [None]
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        return None
 
-    def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
-        return [None]
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        return None
 
 
 def expanded_samples(weight: Sequence[int], out: Sequence[int], count: int) -> Samples | None:

@@ -158,10 +158,24 @@ class Rule:
 
     def columns(self, s: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         """Columns at the operands, from columns at the results; one entry for each operand."""
-        raise NotImplementedError
+        if not self.differentiable:
+            return [None] * len(wanted)
+        one = only(s)
+        return [self.pull(one, index) if want else None for index, want in enumerate(wanted)]
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         """Diagonals at the operands, from diagonals at the results."""
+        if not self.differentiable:
+            return [None] * len(wanted)
+        one = only(m)
+        return [self.pull_diagonal(one, k) if want else None for k, want in enumerate(wanted)]
+
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        """Columns at one operand from those at the first result; None if they are zero."""
+        raise NotImplementedError
+
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        """The diagonal at one operand from that at the first result; None if it is zero."""
         raise Unsupported("has no rule for the approximate diagonal")
 
     def slope(self) -> Slope:

@@ -7,7 +7,7 @@ which sample, so this is tracked exactly from op to op, and an op that mixes sam
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -119,6 +119,14 @@ def along(samples: Samples, dims: Sequence[int], what: str) -> Samples:
     if samples.dim in dims:
         raise MixesSamples(f"{what} along dimension {samples.dim}, which holds samples")
     return samples
+
+
+def common(found: Iterable[Samples | None]) -> Samples | None:
+    """The samples that all operands have in common."""
+    places = set(found) - {None}
+    if len(places) > 1:
+        raise MixesSamples("its operands hold their samples in different dimensions")
+    return places.pop() if places else None
 
 
 def per_sample(

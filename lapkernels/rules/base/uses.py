@@ -21,18 +21,19 @@ from torch import Tensor
 from lapkernels import ops
 from lapkernels.ops import Geometry, skips_zeros
 from lapkernels.ops.base.chunks import jacobian_chunks, row_chunks, slices
-from lapkernels.rules.base.samples import Samples, per_sample, spread, units
+from lapkernels.rules.base.samples import Samples, follow, per_sample, spread, units
 
 
 class Use(ABC):
     """One way a weight of shape ``shape`` enters one call of ``count`` samples."""
 
     shape: tuple[int, ...]
+    samples: Samples
 
     @property
-    @abstractmethod
     def count(self) -> int:
         """Number of samples."""
+        return self.samples.count
 
     @abstractmethod
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
@@ -218,10 +219,6 @@ class ScaleUse(Use):
     factor: Callable[[], Tensor] | None = None
     along: tuple[int, ...] | None = None
 
-    @property
-    def count(self) -> int:
-        return self.samples.count
-
     def has_samples(self, rank: int) -> bool:
         """Whether the weight has an entry for each sample of a result with ``rank`` dimensions."""
         along = self.along or self.shape
@@ -286,10 +283,6 @@ class OwnEntriesUse(Use):
     gradient: Callable[[Tensor], Tensor]
     squares: Callable[[Tensor], Tensor]
 
-    @property
-    def count(self) -> int:
-        return self.samples.count
-
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         return spread(self.gradient(s), self.samples, rows)
 
@@ -312,7 +305,8 @@ def own_copy(
     shape: tuple[int, ...], samples: Samples, pull: Callable[[Tensor], Tensor]
 ) -> OwnEntriesUse:
     """Use of a weight whose entries are copied, each within the sample it belongs to."""
-    return OwnEntriesUse(shape, samples, pull, lambda m: pull(m.unsqueeze(0))[0])
+    own = follow(1, shape) if samples.count == 1 else samples
+    return OwnEntriesUse(shape, own, pull, lambda m: pull(m.unsqueeze(0))[0])
 
 
 @dataclass(frozen=True)
@@ -323,10 +317,6 @@ class EmbeddingUse(Use):
     samples: Samples
     index: Callable[[], Tensor]
     padding_idx: int = -1
-
-    @property
-    def count(self) -> int:
-        return self.samples.count
 
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         index, entry = self._tokens(s)
@@ -387,10 +377,6 @@ class GenericUse(Use):
     shape: tuple[int, ...]
     samples: Samples
     pull: Callable[[Tensor], Tensor]
-
-    @property
-    def count(self) -> int:
-        return self.samples.count
 
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         first, last, _ = rows.indices(self.count)
