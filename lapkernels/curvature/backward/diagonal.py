@@ -64,35 +64,37 @@ def pull_both(graph: Graph, m: Tensor, g: Tensor, found: Found, gradient: Found)
 
     ``found`` and ``gradient`` get each parameter's share, a new tensor.
     """
-    at: dict[int, tuple[Tensor, Tensor]] = {id(graph.trace.output): (m, g)}
+    squares, sums = {id(graph.trace.output): m}, {id(graph.trace.output): g}
 
     def add(value: Value, diagonal: Tensor | None, column: Tensor | None) -> None:
-        if diagonal is not None and column is not None:
-            known = at.get(id(value))
-            both = (diagonal, column)
-            at[id(value)] = both if known is None else (known[0] + both[0], known[1] + both[1])
+        # Apart: where an operand stands twice, its diagonal comes once and its gradient twice.
+        if diagonal is not None:
+            accumulate(squares, id(value), diagonal)
+        if column is not None:
+            accumulate(sums, id(value), column)
 
     linked = chains(graph)
     for position in reversed(range(len(graph.sample_nodes))):
         node = graph.sample_nodes[position]
-        pairs = [at.pop(id(value), None) for value in node.outputs]
-        if all(pair is None for pair in pairs):
+        diagonals = [squares.pop(id(value), None) for value in node.outputs]
+        columns = [sums.pop(id(value), None) for value in node.outputs]
+        if all(one is None for one in columns):
             continue
-        chain, first = linked.get(position), pairs[0]
+        chain, first = linked.get(position), diagonals[0]
         if chain is not None and first is not None:
-            add(chain.below, *chain.pull(first[0], found, first[1], gradient))
+            add(chain.below, *chain.pull(first, found, columns[0], gradient))
             continue
         wanted = node.wanted
         if not any(wanted):
             continue
-        diagonals = [None if pair is None else pair[0] for pair in pairs]
-        columns = [None if pair is None else pair[1].unsqueeze(0) for pair in pairs]
         with naming(node):
-            squares = node.rule.diagonal(diagonals, wanted)
-            sums = node.rule.columns(columns, wanted)
-        for value, want, diagonal, column in zip(node.inputs, wanted, squares, sums, strict=True):
-            if want and column is not None:
-                add(value, diagonal, column[0])
+            below = node.rule.diagonal(diagonals, wanted)
+            gradients = node.rule.columns([c if c is None else c[None] for c in columns], wanted)
+        for value, want, diagonal, column in zip(
+            node.inputs, wanted, below, gradients, strict=True
+        ):
+            if want:
+                add(value, diagonal, None if column is None else column[0])
 
 
 def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:

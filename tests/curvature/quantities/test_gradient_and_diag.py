@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import lapkernels as lk
 from tests.curvature import check, oracle
 from tests.curvature.check import Problem, problem
-from tests.curvature.zoo import ZOO, Network
+from tests.curvature.zoo import ZOO, Net, Network
 
 # Every fourth network meets one of the noises; all kinds of network and all noises are met.
 NETWORKS = list(ZOO.values())[::4]
@@ -118,6 +119,15 @@ def test_gradients_are_tensors_of_their_own() -> None:
     check.assert_close(found.gradient, gradient)
     places = {value.data_ptr() for value in found.gradient.values()}
     assert len(places) == len(found.gradient)
+
+
+@pytest.mark.parametrize("function", [lambda x: x + x, lambda x: x * x * x], ids=["sum", "cube"])
+def test_operands_that_stand_twice(function: Callable[[Tensor], Tensor]) -> None:
+    model = Net(lambda net, x: net.last(function(net.first(x))))
+    model.first, model.last = nn.Linear(3, 4), nn.Linear(4, 2)
+    one = check.of(model.double(), torch.randn(5, 3, dtype=torch.float64))
+    _, gradient = _plain(one)
+    check.assert_close(_joint(one, method="approx").gradient, gradient)
 
 
 def test_grad_is_left_alone() -> None:
