@@ -105,7 +105,7 @@ def measure(
         found = together.everywhere("the likelihood", lambda: seen)
         assert found is not None
         return replace(found, state=state, fingerprint=fingerprint)
-    sweeps = [structure] if structure.first is None else [structure.first, structure]
+    sweeps = structure.sweeps
     if len(sweeps) > 1 and isinstance(data, Iterator):
         raise ValueError("data is an iterator, but it is read twice: give a list or a loader")
     identity = _identity(subject, structure, data, together.size, fingerprint)
@@ -236,9 +236,7 @@ def digest(batch: Batch) -> str:
 
 def _stored(done: Progress, structure: Structure, identity: dict[str, str]) -> Stored:
     assert done.measured is not None
-    first = done.sweep == 0 and structure.first is not None
-    own = structure.first if first and structure.first is not None else structure
-    parts = {"state": own.pack(done.measured.state)}
+    parts = {"state": structure.sweeps[done.sweep].pack(done.measured.state)}
     if done.basis is not None:
         parts["basis"] = structure.pack_basis(done.basis)
     tensors, data = flatten(parts)
@@ -290,19 +288,17 @@ def _progress(
             )
     device = next(iter(subject.parameters.values())).device
     where = stored.data["progress"]
+    if where["sweep"] not in range(len(structure.sweeps)) or where["batches"] < 1:
+        raise ValueError(f"{checkpoint} says that it is at {where}, where no fit can be")
     basis = None
     if "basis" in stored.data:
         basis = structure.unpack_basis(unflatten("basis", stored, device))
-    own = structure
-    if where["sweep"] == 0 and structure.first is not None:
-        own = structure.first
+    own = structure.sweeps[where["sweep"]]
     state = own.unpack(unflatten("state", stored, device), basis)
-    wrong = own.wrong_with(state, {name: tuple(p.shape) for name, p in subject.parameters.items()})
+    wrong = own.wrong_with(state, subject.shapes)
     if wrong:
         raise ValueError(f"{checkpoint}: {wrong}")
     measured = Measured(**{**stored.data["measured"], "state": state})
-    if where["sweep"] not in range(1 if structure.first is None else 2) or where["batches"] < 1:
-        raise ValueError(f"{checkpoint} says that it is at {where}, where no fit can be")
     digests = {int(number): digest for number, digest in where["digests"].items()}
     return Progress(where["sweep"], where["batches"], digests, measured, basis)
 

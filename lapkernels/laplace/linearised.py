@@ -15,15 +15,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lapkernels.curvature import Refused
 from lapkernels.curvature.by_autograd.products import Graph, flat, graph_of
-from lapkernels.curvature.data.batches import batches_of
+from lapkernels.curvature.data.batches import batches_of, check_choice
 from lapkernels.curvature.data.contents import Contents, check_mode
+from lapkernels.curvature.results.summary import by_name
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
 
@@ -114,10 +115,7 @@ class LinearisedLoss:
 
     def precondition(self, v: Tensor) -> Tensor:
         """The posterior's covariance times v."""
-        pieces, start = {}, 0
-        for name, p in self.subject.parameters.items():
-            pieces[name] = v[start : start + p.numel()].reshape(p.shape)
-            start += p.numel()
+        pieces = by_name(v, {name: p.shape for name, p in self.subject.parameters.items()})
         return torch.cat([value.flatten() for value in self.posterior.solve(pieces).values()])
 
     def _graphs(self) -> Iterator[tuple[Graph, Any]]:
@@ -140,8 +138,7 @@ def find_optimum(
     start: dict[str, Tensor] | None = None,
 ) -> Optimum:
     """θ★ where the gradient is ``tolerance`` times as large as at θ̃, or an error."""
-    if by not in get_args(Solver):
-        raise ValueError(f"by={by!r} must be one of {get_args(Solver)}")
+    check_choice("by", by, Solver)
     if any(posterior.uncertain(name) is not None for name in subject.parameters):
         raise ValueError("a subnetwork's posterior has no linearised optimum: use another one")
     loss = LinearisedLoss(subject, data, posterior)
@@ -159,11 +156,8 @@ def find_optimum(
             f"the linearised optimum was not found: the gradient is {left:.1e} of its first after "
             f"steps={steps}, more than tolerance={tolerance:.1e}; raise one of them"
         )
-    theta, position = {}, 0
-    for name, p in subject.parameters.items():
-        theta[name] = (loss.start + d)[position : position + p.numel()].reshape(p.shape)
-        position += p.numel()
-    return Optimum(theta, nll, left)
+    shapes = {name: p.shape for name, p in subject.parameters.items()}
+    return Optimum(by_name(loss.start + d, shapes), nll, left)
 
 
 Evaluated = tuple[float, Tensor, float]

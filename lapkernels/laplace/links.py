@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.results.decompositions import eigen
+from lapkernels.laplace.posterior import normal
 
 
 def probit(mean: Tensor, variance: Tensor) -> Tensor:
@@ -52,7 +53,5 @@ def gaussian_samples(
 ) -> Tensor:
     """Draws of f, [samples, .., C]."""
     values, vectors = eigen(covariance, "the predictive covariance")
-    noise = torch.randn(
-        samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
-    )
+    noise = normal((samples, *mean.shape), mean, generator)
     return mean + ((vectors * values.sqrt().unsqueeze(-2)) @ noise.unsqueeze(-1)).squeeze(-1)

@@ -8,7 +8,7 @@ the likelihood, such as the noise that H was measured with over the noise assume
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import TypeVar
@@ -101,6 +101,11 @@ class Posterior(ABC):
                 total += float((share if mask is None else share * mask).sum())
             found[key] = max(total, 0.0)
         return found
+
+
+def normal(shape: Sequence[int], like: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Independent standard normal numbers of the dtype and on the device of ``like``."""
+    return torch.randn(tuple(shape), generator=generator, dtype=like.dtype, device=like.device)
 
 
 def one_number(precision: Precision, name: str, structure: str) -> Tensor:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature import predictive_covariance, predictive_variance, propagated_variance
-from lapkernels.curvature.data.batches import Batch, Observed, Output, batches_of, selector
+from lapkernels.curvature.data.batches import (
+    Batch,
+    Observed,
+    Output,
+    batches_of,
+    check_choice,
+    selector,
+)
 from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.run_model import call_model
 from lapkernels.laplace import links
-from lapkernels.laplace.posterior import Posterior
+from lapkernels.laplace.posterior import Posterior, normal
 from lapkernels.likelihoods import (
     Bernoulli,
     Categorical,
@@ -116,9 +123,8 @@ def predict(
     memory_budget: int | None,
 ) -> Prediction:
     """The predictive distribution of inputs ``x``."""
-    for name, value, allowed in (("how", how, How), ("link", link, Link)):
-        if value not in get_args(allowed):
-            raise ValueError(f"{name}={value!r} must be one of {get_args(allowed)}")
+    check_choice("how", how, How)
+    check_choice("link", link, Link)
     if how != "linearised" and (joint or outputs is not None or link != "probit"):
         raise ValueError(f"joint=, outputs= and link= need how='linearised', not {how!r}")
     (check_eval if how == "weights" else check_mode)(Contents.of(model))
@@ -197,9 +203,7 @@ def _linked(
 ) -> Tensor:
     """Probabilities that need the covariance between classes, position by position."""
     if isinstance(likelihood, Bernoulli) and link == "mc":
-        noise = torch.randn(
-            samples, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device
-        )
+        noise = normal((samples, *mean.shape), mean, generator)
         return (mean + noise * variance.sqrt()).sigmoid().mean(0)
     if not isinstance(likelihood, Categorical):
         raise ValueError(f"link={link!r} is for classes, not for {type(likelihood).__name__}")

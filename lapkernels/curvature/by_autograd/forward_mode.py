@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.autograd.function import BackwardCFunction
+from torch.autograd.graph import Node
 
 # Documented in "Extending PyTorch" under this very name.
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -49,21 +50,20 @@ class Differentiated(TorchDispatchMode):
     def alike(self, f: Tensor) -> bool:
         """Whether all derivatives of ``f`` are torch's own; clears what was kept."""
         hooked = any(tensor._backward_hooks for tensor in self._results)
+        custom = any(isinstance(node, BackwardCFunction) for node in nodes_behind([f]))
         self._results.clear()
-        return self._alike and not hooked and not _has_custom_function(f)
+        return self._alike and not hooked and not custom
 
 
-def _has_custom_function(f: Tensor) -> bool:
-    todo, seen = [f.grad_fn], set()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
-        if isinstance(node, BackwardCFunction):
-            return True
-        seen.add(node)
-        todo += [before for before, _ in node.next_functions]
-    return False
+def nodes_behind(results: Iterable[Tensor]) -> Iterator[Node]:
+    """The nodes of autograd's graph that made some tensors, each once."""
+    rest, seen = [result.grad_fn for result in results], set[Node]()
+    while rest:
+        node = rest.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            rest += [before for before, _ in node.next_functions]
 
 
 @torch.no_grad()

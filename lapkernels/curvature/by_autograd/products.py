@@ -15,9 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.autograd.graph import saved_tensors_hooks
 
-from lapkernels.curvature.by_autograd.forward_mode import Differentiated, forward_product
+from lapkernels.curvature.by_autograd.forward_mode import (
+    Differentiated,
+    forward_product,
+    nodes_behind,
+)
 from lapkernels.curvature.data.batches import Batch, Output, selector
 from lapkernels.curvature.data.contents import Contents
 from lapkernels.curvature.data.random_state import random_state_kept
@@ -179,16 +183,10 @@ def graph_of(
 
 def _check_references(f: Tensor, names: dict[int, str]) -> None:
     """Raise if ``f`` depends on a parameter itself instead of its copy."""
-    todo, seen = [f.grad_fn], set[Node]()
-    while todo:
-        node = todo.pop()
-        if node is None or node in seen:
-            continue
+    for node in nodes_behind([f]):
         name = names.get(id(getattr(node, "variable", None)))
         if name is not None:
             raise Refused(reference("the model", name))
-        seen.add(node)
-        todo += [before for before, _ in node.next_functions]
 
 
 def _attention(twice: bool) -> AbstractContextManager[Any]:
@@ -257,18 +255,8 @@ def check_differentiable(derivatives: Iterable[Tensor]) -> None:
     Autograd ends the graph at a once-differentiable function, so a second derivative through it
     would silently be zero.
     """
-    seen: set[Node] = set()
-    rest = [one.grad_fn for one in derivatives]
-    while rest:
-        node = rest.pop()
-        if node is None or node in seen:
-            continue
-        if node.name().endswith("::Error"):
-            raise Refused(
-                "a function marked with @once_differentiable is to be differentiated twice"
-            )
-        seen.add(node)
-        rest.extend(behind for behind, _ in node.next_functions)
+    if any(node.name().endswith("::Error") for node in nodes_behind(derivatives)):
+        raise Refused("a function marked with @once_differentiable is to be differentiated twice")
 
 
 def _pull(

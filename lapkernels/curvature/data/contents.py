@@ -194,49 +194,34 @@ def check_mode(contents: Contents) -> None:
 def check_eval(contents: Contents) -> None:
     """Raise where training mode makes samples random or dependent on each other."""
     check_precision(contents)
-    if all([_refusal(kind) is None for kind in {type(module) for _, module in contents.modules}]):
-        return
     for name, module in contents.modules:
-        refusal = _refusal(type(module))
-        reason = None if refusal is None else refusal(module)
+        reason = _refusal(module) if _has_modes(type(module)) else None
         if reason is not None:
             raise Refused(f"{name or 'the model'} ({type(module).__name__}) {reason}")
 
 
 @lru_cache(256)
-def _refusal(kind: type[nn.Module]) -> Callable[[nn.Module], str | None] | None:
-    """A function that says why a module of this kind prevents curvature, or None."""
-    if issubclass(kind, torch.jit.ScriptModule):
-        return _scripted
-    if issubclass(kind, _BATCH_NORMS):
-        return _batch_norm
-    if issubclass(kind, nn.Embedding | nn.EmbeddingBag):
-        return _embedding
-    return _random if issubclass(kind, (nn.RReLU, *_DROPOUTS)) else None
+def _has_modes(kind: type[nn.Module]) -> bool:
+    """Whether some settings of modules of this kind leave no curvature."""
+    others = (nn.Embedding, nn.EmbeddingBag, nn.RReLU, torch.jit.ScriptModule)
+    return issubclass(kind, (*_BATCH_NORMS, *_DROPOUTS, *others))
 
 
-def _scripted(module: nn.Module) -> str | None:
-    if not any(True for _ in module.parameters()):
+def _refusal(module: nn.Module) -> str | None:
+    """Why there is no curvature of a model with this module as it is."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return _SCRIPTED if any(True for _ in module.parameters()) else None
+    if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+        if module.scale_grad_by_freq:
+            return "has scale_grad_by_freq, so gradients depend on the whole batch; set it to False"
         return None
-    return _SCRIPTED
-
-
-def _batch_norm(module: nn.Module) -> str | None:
-    if module.running_mean is None:
+    if isinstance(module, _BATCH_NORMS) and module.running_mean is None:
         return "has no running statistics, so samples depend on each other"
-    if module.training:
+    if not module.training:
+        return None
+    if isinstance(module, _BATCH_NORMS):
         return "is in training mode, where samples depend on each other; call model.eval() first"
-    return None
-
-
-def _embedding(module: nn.Module) -> str | None:
-    if module.scale_grad_by_freq:
-        return "has scale_grad_by_freq, so gradients depend on the whole batch; set it to False"
-    return None
-
-
-def _random(module: nn.Module) -> str | None:
-    if module.training and (isinstance(module, nn.RReLU) or module.p != 0):
+    if isinstance(module, nn.RReLU) or module.p != 0:
         return "is in training mode, where the output is random; call model.eval() first"
     return None
 

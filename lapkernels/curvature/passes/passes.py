@@ -250,9 +250,14 @@ class _Recorder:
 
 def with_progress(batches: Iterator[T], data: Any) -> Iterator[T]:
     """A tqdm bar over the batches."""
+    total = len(data) if hasattr(data, "__len__") and not isinstance(data, Tensor) else None
+    yield from progress_bar(batches, total=total, unit="batch")
+
+
+def progress_bar(items: Any = None, **options: Any) -> Any:
+    """A bar of tqdm, over items or to be updated."""
     try:
         from tqdm.auto import tqdm
     except ImportError as error:
         raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    total = len(data) if hasattr(data, "__len__") and not isinstance(data, Tensor) else None
-    yield from tqdm(batches, total=total, unit="batch")
+    return tqdm(items, **options)

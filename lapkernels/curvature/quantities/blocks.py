@@ -109,36 +109,21 @@ class EntryBlocks(ColumnSum):
     """Blocks inside single parameters: of all entries, of a neuron's or of a kernel's."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], by: By, limit: int) -> None:
-        self.parameters = parameters
-        self.by: By = by
+        self.parameters, self.by = parameters, by
+        # Which flat entries the rows of each block are.
+        self.positions = {name: _entries(p, by) for name, p in parameters.items()}
+        self._neurons: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        self._entries: dict[str, Tensor] = {}
-        sizes = {name: _entries(p, by) for name, p in parameters.items()}
         element = next(iter(parameters.values())).element_size()
-        bytes_of = {name: e.numel() * e.shape[-1] * element for name, e in sizes.items()}
-        key = max(bytes_of, key=bytes_of.__getitem__)
-        shape = [*sizes[key].shape, sizes[key].shape[-1]]
-        check_limit(sum(bytes_of.values()), limit, f"{key} with {shape}")
-
-    @property
-    def positions(self) -> dict[str, Tensor]:
-        """Which flat entries the rows of each block are."""
-        return {
-            name: self._entries.get(name, _entries(parameter, self.by))
-            for name, parameter in self.parameters.items()
-        }
+        sizes = {k: e.numel() * e.shape[-1] * element for k, e in self.positions.items()}
+        key = max(sizes, key=sizes.__getitem__)
+        shape = [*self.positions[key].shape, self.positions[key].shape[-1]]
+        check_limit(sum(sizes.values()), limit, f"{key} with {shape}")
 
     @property
     def matrices(self) -> dict[str, Tensor]:
         """The blocks found; a parameter that was not used has zeros."""
-        result: dict[str, Tensor] = {}
-        for name, parameter in self.parameters.items():
-            if name in self._sums:
-                result[name] = self._sums[name]
-            else:
-                entries = _entries(parameter, self.by)
-                result[name] = parameter.new_zeros(*entries.shape, entries.shape[-1])
-        return result
+        return {name: self._sum_of(name) for name in self.parameters}
 
     def begin(self, one: Pass) -> Pass:
         """Find the neurons of this batch's weights."""
@@ -150,7 +135,9 @@ class EntryBlocks(ColumnSum):
                 _neurons(s, parameter) for s in shares.values() if isinstance(s.use, WeightUse)
             ]
             for entries in found:
-                if not same_entries(self._entries.setdefault(name, entries), entries):
+                first = self.positions[name] if name in self._sums else entries
+                self.positions[name] = self._neurons.setdefault(name, first)
+                if not same_entries(self.positions[name], entries):
                     raise Refused(
                         f"{name} is used several times with other outputs, so its neurons are not "
                         "defined; by='parameter' works"
@@ -158,13 +145,12 @@ class EntryBlocks(ColumnSum):
         return one
 
     def share(self, share: Share, s: Tensor) -> None:
-        entries = self._blocks_of(share.name)
+        entries = self.positions[share.name]
         if entries.shape[-1] == 1:
             # Blocks of one entry are the diagonal, which needs no Jacobian.
             squares = share.to_parameter(share.use.squared_sum(s)).flatten()
             picked = squares.index_select(0, entries.flatten()).reshape(*entries.shape, 1)
-            known = self._sums.get(share.name)
-            self._sums[share.name] = picked if known is None else known.add_(picked)
+            self._sum_of(share.name).add_(picked)
             return
         for columns, rows in share.use.chunks(s):
             self._add(share.name, jacobian_rows(share, s[columns], rows))
@@ -173,23 +159,18 @@ class EntryBlocks(ColumnSum):
         self._add(name, g.reshape(*g.shape[:2], -1))
 
     def _add(self, name: str, g: Tensor) -> None:
-        entries, total = self._blocks_of(name), self._sum_of(name, g)
+        entries, total = self.positions[name], self._sum_of(name)
         size = entries.shape[-1]
         picked = g.flatten(0, 1)[:, entries.flatten()]
         parts = picked.reshape(len(picked), -1, size).transpose(0, 1)
         total.view(-1, size, size).baddbmm_(parts.mT, parts)
 
-    def _blocks_of(self, name: str) -> Tensor:
-        """Which flat entries share a block."""
-        if name not in self._entries:
-            self._entries[name] = _entries(self.parameters[name], self.by)
-        return self._entries[name]
-
-    def _sum_of(self, name: str, like: Tensor) -> Tensor:
+    def _sum_of(self, name: str) -> Tensor:
         """The blocks added up so far."""
         if name not in self._sums:
-            entries = self._blocks_of(name)
-            self._sums[name] = like.new_zeros(*entries.shape, entries.shape[-1])
+            entries = self.positions[name]
+            zeros = self.parameters[name].new_zeros
+            self._sums[name] = zeros(*entries.shape, entries.shape[-1])
         return self._sums[name]
 
 

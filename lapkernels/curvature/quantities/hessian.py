@@ -9,7 +9,7 @@ a Gauss-Newton diagonal it may be negative.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,8 +23,9 @@ from lapkernels.curvature.by_autograd.products import (
 from lapkernels.curvature.data.batches import Batch, Observed, Output, batches_of
 from lapkernels.curvature.data.contents import Contents, Parameters, check_mode, parameters_of
 from lapkernels.curvature.data.processes import summed
+from lapkernels.curvature.passes.passes import progress_bar
 from lapkernels.curvature.quantities.columns import with_labels
-from lapkernels.curvature.results.summary import Diagonal, Summary, finite, slices_of
+from lapkernels.curvature.results.summary import Diagonal, Summary, by_name, finite
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.base.chunks import slices
 
@@ -45,7 +46,6 @@ def hessian_diag(
     contents = Contents.of(model)
     chosen = parameters_of(contents, params)
     check_mode(contents)
-    where = slices_of(chosen)
     first = next(iter(chosen.values()))
     diagonal = first.new_zeros(sum(p.numel() for p in chosen.values())).detach()
 
@@ -53,7 +53,7 @@ def hessian_diag(
         diagonal[start : start + len(rows)] += rows.diagonal(start)
 
     count = hessian_rows(model, data, noise, chosen, add, output, memory_budget, progress)
-    values = {name: diagonal[where[name]].reshape(p.shape) for name, p in chosen.items()}
+    values = by_name(diagonal, {name: p.shape for name, p in chosen.items()})
     return Diagonal(finite(values), Summary.of(count, chosen, "hessian", noise))
 
 
@@ -74,11 +74,13 @@ def hessian_rows(
         f, parts, budget = _parts(model, batch, likelihood, chosen, output, memory_budget)
         observed.see(f, batch.target)
         size = sum(p.numel() for p in chosen.values())
-        with _bar(size * len(parts), number, progress) as advance:
+        rows_of = {"total": size * len(parts), "unit": "row", "desc": f"batch {number}"}
+        with progress_bar(**rows_of) if progress else nullcontext() as bar:
             for part in parts:
                 for first, rows in _rows(model, part, likelihood, chosen, output, budget):
                     add(first, rows)
-                    advance(len(rows))
+                    if bar is not None:
+                        bar.update(len(rows))
         count += batch.count
     return count
 
@@ -123,17 +125,3 @@ def _rows(
             unit = f.new_zeros(len(range(graph.size)[some]), graph.size)
             unit.diagonal(some.start).fill_(1.0)
             yield some.start, product(unit).detach()
-
-
-@contextmanager
-def _bar(total: int, number: int, progress: bool) -> Iterator[Callable[[int], object]]:
-    """A function that is told how many rows are done."""
-    if not progress:
-        yield lambda rows: None
-        return
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError("progress=True needs tqdm: pip install tqdm") from error
-    with tqdm(total=total, unit="row", desc=f"batch {number}") as bar:
-        yield bar.update

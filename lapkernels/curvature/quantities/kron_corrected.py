@@ -33,7 +33,7 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.eigenbasis import Eigenbasis, eigenbases
 from lapkernels.curvature.results.kronecker import Kronecker
 from lapkernels.curvature.results.summary import ByName, Diagonal, finite
-from lapkernels.likelihoods import Likelihood, resolve
+from lapkernels.likelihoods import resolve
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, WeightUse
 
@@ -89,45 +89,26 @@ def kron_corrected(
             raise ValueError("data is an iterator, which cannot be read twice: give basis=")
         basis = kron(model, data, noise, method, sharing, params=params, **options)
     bases = eigenbases(basis) if isinstance(basis, Kronecker) else dict(basis)
-    params = list(basis) if params is None else params
-    fitted = basis.summary.fingerprint
-    found = _second_moments(model, data, noise, method, bases, fitted, params=params, **options)
+    names, fitted = list(basis) if params is None else params, basis.summary.fingerprint
+
+    @summed
+    def second_moments(
+        model: nn.Module, data: Any, method: str, generator: torch.Generator | None, progress: bool
+    ) -> Diagonal:
+        factor = OutputFactor(noise, method, samples, sampler, generator)
+        loop = Loop(model, data, factor, names, output, memory_budget, progress, route)
+        chosen = list(loop.chosen)
+        if chosen != list(bases):
+            raise ValueError(f"basis is of parameters {list(bases)}, but params chooses {chosen}")
+        if fingerprint(loop.chosen) != fitted:
+            raise ValueError("basis belongs to a different model, or to other parameter values")
+        total = RotatedSquares(bases)
+        loop.add_to(total)
+        return Diagonal(finite(total.values), loop.summary(method))
+
+    found = second_moments(model, data, method, generator, progress)
     corrected = {name: replace(one, values=found[name]) for name, one in bases.items()}
     return CorrectedKronecker(corrected, found.summary)
-
-
-@summed
-def _second_moments(
-    model: nn.Module,
-    data: Any,
-    noise: Likelihood,
-    method: Method,
-    bases: dict[str, Eigenbasis],
-    fitted: str,
-    *,
-    params: Parameters,
-    output: Output,
-    samples: int,
-    sampler: Sampler,
-    memory_budget: int | None,
-    generator: torch.Generator | None,
-    progress: bool,
-    route: Route,
-) -> Diagonal:
-    """The eigenvalues of each parameter's block, for eigenvectors of the model ``fitted``."""
-    factor = OutputFactor(noise, method, samples, sampler, generator)
-    loop = Loop(model, data, factor, params, output, memory_budget, progress, route)
-    if list(loop.chosen) != list(bases):
-        raise ValueError(
-            f"basis is of parameters {list(bases)}, but params chooses {list(loop.chosen)}"
-        )
-    if fingerprint(loop.chosen) != fitted:
-        raise ValueError("basis belongs to a different model, or to other parameter values")
-    start = {name: replace(one, values=torch.zeros_like(one.values)) for name, one in bases.items()}
-    total = RotatedSquares(start)
-    loop.add_to(total)
-    values = {name: basis.values for name, basis in total.bases.items()}
-    return Diagonal(finite(values), loop.summary(method))
 
 
 class RotatedSquares(ColumnSum):
@@ -135,22 +116,24 @@ class RotatedSquares(ColumnSum):
 
     def __init__(self, bases: dict[str, Eigenbasis]) -> None:
         self.bases = bases
+        self.values = {name: torch.zeros_like(one.values) for name, one in bases.items()}
 
     def share(self, share: Share, s: Tensor) -> None:
-        basis, use = self.bases[share.name], share.use
+        basis, use, total = self.bases[share.name], share.use, self.values[share.name]
         if isinstance(use, WeightUse) and basis.input is not None:
             for rotated in basis.rotated_rows(use, s):
-                for value, (columns, x) in zip(basis.values, rotated, strict=True):
+                for value, (columns, x) in zip(total, rotated, strict=True):
                     ops.jacobian_squared_sum(columns, x, Geometry(), out=value)
         elif isinstance(use, EmbeddingUse) and basis.input is None and not share.chain:
-            basis.values.add_(use.squared_sum(s @ basis.output[0]).T)
+            total.add_(use.squared_sum(s @ basis.output[0]).T)
         else:
             for columns, rows in use.chunks(s):
-                self._add(basis, jacobian_rows(share, s[columns], rows))
+                self._add(share.name, jacobian_rows(share, s[columns], rows))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
-        self._add(self.bases[name], g.reshape(*g.shape[:2], -1))
+        self._add(name, g.reshape(*g.shape[:2], -1))
 
-    def _add(self, basis: Eigenbasis, g: Tensor) -> None:
+    def _add(self, name: str, g: Tensor) -> None:
+        basis = self.bases[name]
         shaped = g.reshape(*g.shape[:2], *basis.factors.shape)
-        basis.values.add_(basis.rotate(basis.factors.to_matrix(shaped)).square().sum((0, 1)))
+        self.values[name].add_(basis.rotate(basis.factors.to_matrix(shaped)).square().sum((0, 1)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
@@ -89,6 +89,13 @@ def finite(values: Mapping[str, Tensor], kind: str = "curvature") -> dict[str, T
                     "model and its inputs in float64"
                 )
     return dict(values)
+
+
+def by_name(flat: Tensor, shapes: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
+    """[L.., *shape] for each name, of [L.., P] in the order of ``parameters_to_vector``."""
+    pieces = flat.split([math.prod(shape) for shape in shapes.values()], -1)
+    pairs = zip(shapes.items(), pieces, strict=True)
+    return {name: piece.reshape((*piece.shape[:-1], *shape)) for (name, shape), piece in pairs}
 
 
 def slices_of(parameters: Mapping[str, Tensor]) -> dict[str, slice]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, Refused
 from lapkernels.curvature.results.decompositions import cholesky, retried
-from lapkernels.laplace.posterior import Posterior, positive
+from lapkernels.curvature.results.summary import by_name
+from lapkernels.laplace.posterior import Posterior, normal, positive
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,19 +89,15 @@ class DensePosterior(Posterior):
     def product(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for part in self.parts:
-            flat = torch.cat([vector[name].flatten() for name in part.names])
-            matrix = self._precision(part).to(flat.dtype)
-            value = (matrix @ flat[part.positions].unsqueeze(2)).squeeze(2)
-            found.update(self._split(part, self._put(part, value)))
+            picked = self._picked(part, vector)
+            found.update(self._put(part, self._precision(part).to(picked) @ picked))
         return found
 
     def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for part, factor in zip(self.parts, self._factors, strict=True):
-            flat = torch.cat([vector[name].flatten() for name in part.names])
-            picked = flat[part.positions].unsqueeze(2).double()
-            value = torch.cholesky_solve(picked, factor).squeeze(2).to(flat.dtype)
-            found.update(self._split(part, self._put(part, value)))
+            picked = self._picked(part, vector)
+            found.update(self._put(part, torch.cholesky_solve(picked.double(), factor).to(picked)))
         return found
 
     def variance(self) -> dict[str, Tensor]:
@@ -108,20 +105,17 @@ class DensePosterior(Posterior):
         for part, factor in zip(self.parts, self._factors, strict=True):
             unit = torch.eye(factor.shape[1], dtype=factor.dtype, device=factor.device)
             inverse = torch.linalg.solve_triangular(factor, unit.expand_as(factor), upper=False)
-            value = inverse.square().sum(1).to(part.matrices.dtype)
-            found.update(self._split(part, self._put(part, value)))
+            value = inverse.square().sum(1).unsqueeze(2)
+            found.update(self._put(part, value.to(part.matrices.dtype)))
         return found
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for part, factor in zip(self.parts, self._factors, strict=True):
-            noise = torch.randn(
-                *factor.shape[:2], count, generator=generator, dtype=factor.dtype,
-                device=factor.device,
-            )  # fmt: skip
+            noise = normal((*factor.shape[:2], count), factor, generator)
             drawn = torch.linalg.solve_triangular(factor.mT, noise, upper=True)
-            value = drawn.permute(2, 0, 1).to(part.matrices.dtype)
-            found.update(self._split(part, self._put(part, value)))
+            drawn = drawn.permute(2, 0, 1).unsqueeze(3)
+            found.update(self._put(part, drawn.to(part.matrices.dtype)))
         return found
 
     def blocks(self) -> list[CovarianceBlock]:
@@ -135,8 +129,8 @@ class DensePosterior(Posterior):
             if name in part.names:
                 if part.positions.numel() == sum(prod(self.shapes[n]) for n in part.names):
                     return None
-                ones = torch.ones_like(part.positions, dtype=torch.bool)
-                return self._split(part, self._put(part, ones))[name]
+                ones = torch.ones_like(part.positions, dtype=torch.bool).unsqueeze(2)
+                return self._put(part, ones)[name]
         raise KeyError(name)
 
     def eigenvalues(self) -> Tensor:
@@ -170,16 +164,13 @@ class DensePosterior(Posterior):
         except Refused:
             return cholesky(self._precision(part, part.repaired), what)
 
-    def _put(self, part: DenseBlocks, value: Tensor) -> Tensor:
-        """[L.., B, m] scattered into the flattened parameters [L.., P], zero elsewhere."""
-        size = sum(prod(self.shapes[name]) for name in part.names)
-        flat = value.new_zeros(*value.shape[:-2], size)
-        return flat.index_copy_(-1, part.positions.flatten(), value.flatten(-2))
+    def _picked(self, part: DenseBlocks, vector: Mapping[str, Tensor]) -> Tensor:
+        """The entries [B, m, 1] of a part."""
+        flat = torch.cat([vector[name].flatten() for name in part.names])
+        return flat[part.positions].unsqueeze(2)
 
-    def _split(self, part: DenseBlocks, flat: Tensor) -> dict[str, Tensor]:
+    def _put(self, part: DenseBlocks, value: Tensor) -> dict[str, Tensor]:
+        """[L.., B, m, 1] scattered into the parameters [L.., *shape], zero elsewhere."""
         shapes = {name: self.shapes[name] for name in part.names}
-        pieces = flat.split([prod(shape) for shape in shapes.values()], -1)
-        return {
-            name: piece.reshape(*piece.shape[:-1], *shape)
-            for (name, shape), piece in zip(shapes.items(), pieces, strict=True)
-        }
+        flat = value.new_zeros(*value.shape[:-3], sum(map(prod, shapes.values())))
+        return by_name(flat.index_copy_(-1, part.positions.flatten(), value.flatten(-3)), shapes)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, Diagonal, IndependentEntries, diag
-from lapkernels.laplace.posterior import Posterior, Precision, Shapes, positive
+from lapkernels.laplace.posterior import Posterior, Precision, Shapes, normal, positive
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 
@@ -40,14 +40,10 @@ class DiagonalPosterior(Posterior):
         }
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for name, variance in self.variance().items():
-            noise = torch.randn(
-                count, *variance.shape, generator=generator, dtype=variance.dtype,
-                device=variance.device,
-            )  # fmt: skip
-            found[name] = noise * variance.sqrt()
-        return found
+        variance = self.variance()
+        return {
+            name: normal((count, *v.shape), v, generator) * v.sqrt() for name, v in variance.items()
+        }
 
     def blocks(self) -> list[CovarianceBlock]:
         return [IndependentEntries(name, value) for name, value in self.variance().items()]

@@ -25,7 +25,14 @@ from lapkernels.curvature import (
     kron_corrected,
 )
 from lapkernels.curvature.results.eigenbasis import eigenbases
-from lapkernels.laplace.posterior import Posterior, Precision, Shapes, one_number, positive
+from lapkernels.laplace.posterior import (
+    Posterior,
+    Precision,
+    Shapes,
+    normal,
+    one_number,
+    positive,
+)
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 
@@ -69,10 +76,7 @@ class KroneckerPosterior(Posterior):
         found: dict[str, Tensor] = {}
         for name, basis in self.bases.items():
             deviation = self._values(name).rsqrt().to(basis.values.dtype)
-            noise = torch.randn(
-                count, *deviation.shape, generator=generator, dtype=deviation.dtype,
-                device=deviation.device,
-            )  # fmt: skip
+            noise = normal((count, *deviation.shape), deviation, generator)
             found[name] = basis.factors.from_matrix(basis.rotate_back(noise * deviation))
         return found
 

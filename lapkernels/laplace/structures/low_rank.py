@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from math import prod
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, LowRank, low_rank
 from lapkernels.curvature.results.decompositions import cholesky, eigen
-from lapkernels.laplace.posterior import Posterior, Precision, Shapes
+from lapkernels.curvature.results.summary import by_name
+from lapkernels.laplace.posterior import Posterior, Precision, Shapes, normal
 from lapkernels.laplace.structures.full import count_of, pack_slices, unpack_slices
 from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
@@ -88,10 +88,7 @@ class FactorPosterior(Posterior):
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         block = self._covariance()
-        noise = torch.randn(
-            count, len(block.deviation), generator=generator, dtype=block.tall.dtype,
-            device=block.tall.device,
-        )  # fmt: skip
+        noise = normal((count, len(block.deviation)), block.tall, generator)
         drawn = (noise - ((noise @ block.tall) @ block.inner) @ block.tall.T) * block.deviation
         return self._split(drawn)
 
@@ -107,11 +104,7 @@ class FactorPosterior(Posterior):
         return FactorCovariance(tuple(self.shapes), *own)
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
-        pieces = flat.to(self.factor.dtype).split([prod(s) for s in self.shapes.values()], -1)
-        return {
-            name: piece.reshape(*piece.shape[:-1], *shape)
-            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
+        return by_name(flat.to(self.factor.dtype), self.shapes)
 
 
 @dataclass(frozen=True)

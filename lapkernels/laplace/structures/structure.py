@@ -30,6 +30,11 @@ class Subject:
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     @property
+    def shapes(self) -> Shapes:
+        """Shapes of the parameters by name."""
+        return {name: tuple(p.shape) for name, p in self.parameters.items()}
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments that every function of curvature takes."""
         return {
@@ -63,6 +68,11 @@ class Structure(ABC):
     options: ClassVar[tuple[str, ...]] = ()
     first: ClassVar[Structure | None] = None
     whole: ClassVar[bool] = False
+
+    @property
+    def sweeps(self) -> list[Structure]:
+        """What is measured in each sweep over the data."""
+        return [self] if self.first is None else [self.first, self]
 
     @abstractmethod
     def measure(self, subject: Subject, batch: Any, basis: Any) -> Any:
