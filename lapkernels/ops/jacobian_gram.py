@@ -6,6 +6,7 @@ r"""Inner products of a sample's Jacobian columns: the joint predictive covarian
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from lapkernels.ops.base.correlation import (
 )
 from lapkernels.ops.base.geometry import Geometry, check_same, check_shape
 from lapkernels.ops.base.matrix_products import gram, outer_factors
-from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.registration import Computed, register
 
 
 def jacobian_gram(
@@ -71,12 +72,12 @@ def _reference(
     return torch.cat(list(found.values()))
 
 
-def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Tensor | None:
+def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Computed:
     factors = outer_factors(small, large, *rest)
     if factors is None:
         return None
     s, x = factors
-    return gram(s, x, variance.reshape(s.shape[2], s.shape[3], x.shape[3]))
+    return partial(gram, s, x, variance.reshape(s.shape[2], s.shape[3], x.shape[3]))
 
 
 def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ r"""Squared Jacobian columns weighted by a variance: the linearised predictive v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from lapkernels.ops.base.correlation import (
 )
 from lapkernels.ops.base.geometry import Geometry, check_same, check_shape
 from lapkernels.ops.base.matrix_products import outer_factors, squared_dot
-from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.registration import Computed, register
 from lapkernels.ops.base.squared_backward import squared_backward
 
 
@@ -70,12 +71,12 @@ def _reference(
     return torch.cat(list(found.values()))
 
 
-def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Tensor | None:
+def _library(small: Tensor, large: Tensor, variance: Tensor, *rest: Any) -> Computed:
     factors = outer_factors(small, large, *rest)
     if factors is None:
         return None
     s, x = factors
-    return squared_dot(s, x, variance.reshape(s.shape[2], s.shape[3], x.shape[3]))
+    return partial(squared_dot, s, x, variance.reshape(s.shape[2], s.shape[3], x.shape[3]))
 
 
 def _shape(small: Tensor, large: Tensor, *rest: object) -> tuple[int, ...]:

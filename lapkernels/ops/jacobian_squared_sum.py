@@ -23,8 +23,13 @@ from lapkernels.ops.base.correlation import (
     weight_shape,
 )
 from lapkernels.ops.base.geometry import Geometry, is_pointwise
-from lapkernels.ops.base.matrix_products import outer_factors, squared_sum, squared_sum_of_few
-from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.matrix_products import (
+    outer_factors,
+    squared_sum,
+    squared_sum_of_few,
+    takes_few,
+)
+from lapkernels.ops.base.registration import Computed, register
 from lapkernels.ops.base.squared_backward import squared_backward
 
 
@@ -63,16 +68,17 @@ def _reference(
     return squared_jacobian(small, large, kernel_size, stride, padding, dilation, groups)
 
 
-def _library(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any) -> Tensor | None:
+def _library(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: Any) -> Computed:
     shape = weight_shape(small, large, kernel_size, rest[-1])
     factors = outer_factors(small, large, kernel_size, *rest)
     if factors is not None:
-        return squared_sum(*factors).reshape(shape)
+        return lambda: squared_sum(*factors).reshape(shape)
     stride, padding, _, groups = rest
     if small.dim() > 4 or not is_pointwise(kernel_size, stride, padding, groups):
         return None
-    value = squared_sum_of_few(small, large)
-    return None if value is None else value.reshape(shape)
+    if not takes_few(small, large):
+        return None
+    return lambda: squared_sum_of_few(small, large).reshape(shape)
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from lapkernels.ops.base.geometry import (
     once_per_size,
     pad_input,
 )
-from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.registration import Computed, register
 from lapkernels.ops.unfolded import patches
 
 
@@ -84,7 +84,7 @@ def _reference(
 
 def _library(
     x: Tensor, output_size: Sequence[int], kernel_size: Sequence[int], *rest: Any
-) -> Tensor | None:
+) -> Computed:
     """For layers whose patches are the input's own positions."""
     stride, padding, _, groups, _, reduce, bias = rest
     if bias or not is_pointwise(kernel_size, stride, padding, groups):
@@ -94,17 +94,17 @@ def _library(
     return moments_by_library(x.flatten(2))
 
 
-def moments_by_library(x: Tensor) -> Tensor | None:
+def moments_by_library(x: Tensor) -> Computed:
     """sum_{n,t} x_{n,t} x_{n,t}^T [1, I, I] of ``x`` [N, I, T]; None where a kernel serves."""
     count, features, positions = x.shape
     rows = x.mT
     if rows.is_contiguous():
         if not serving.row_moments_by_library(count * positions, features):
             return None
-        rows = rows.reshape(-1, features)
-        return (rows.T @ rows).unsqueeze(0)
+        flat = rows.reshape(-1, features)
+        return lambda: (flat.T @ flat).unsqueeze(0)
     if serving.channel_moments_by_library(features, positions):
-        return torch.bmm(x, rows).sum(0, keepdim=True)
+        return lambda: torch.bmm(x, rows).sum(0, keepdim=True)
     return None
 
 

@@ -19,7 +19,7 @@ from lapkernels.ops.base.geometry import (
     check_real,
     once_per_size,
 )
-from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.registration import Computed, register
 from lapkernels.ops.kronecker_input import moments_by_library
 
 
@@ -54,7 +54,7 @@ def _reference(s: Tensor, groups: int, reduce: bool) -> Tensor:
     return torch.einsum("vngat,vngbt->gab", rows, rows)
 
 
-def _library(s: Tensor, groups: int, reduce: bool) -> Tensor | None:
+def _library(s: Tensor, groups: int, reduce: bool) -> Computed:
     if groups > 1 or (reduce and s.shape[3:].numel() > 1):
         return None
     return moments_by_library(s.flatten(0, 1).flatten(2))

@@ -9,7 +9,8 @@ The factor with :math:`\varphi'` is the activation that made the layer's input, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ from lapkernels.ops.base.geometry import (
     spatial_size,
 )
 from lapkernels.ops.base.padding import fold_padding
-from lapkernels.ops.base.registration import accumulate, check_out, register
+from lapkernels.ops.base.registration import Computed, accumulate, check_out, register
 from lapkernels.ops.conv_input import CONV_INPUT
 from lapkernels.ops.squared_derivative import check_activation, derivative_squared
 
@@ -146,26 +147,35 @@ def _library(
     z: Tensor | None,
     activation: str,
     slope: float,
-) -> Tensor | None:
+) -> Computed:
     sizes = (weight.shape, stride, groups, transposed, weight.dtype)
-    pointwise = is_pointwise(weight.shape[2:], stride, padding, groups)
-    if serving.matrix_product_by_library(pointwise):
-        square = weight.flatten(1).square()
-        rows = m.flatten(2).mT @ (square.mT if transposed else square)
-        value = rows.mT.reshape(m.shape[0], rows.shape[2], *input_size)
+    channels = weight.shape[0] // groups if transposed else weight.shape[1]
+    if serving.matrix_product_by_library(is_pointwise(weight.shape[2:], stride, padding, groups)):
+        value = partial(_pointwise, m, weight, input_size, transposed)
     elif serving.squared_conv_input_by_library(*sizes) or (
-        weight.dtype == torch.float32
-        and serving.short_rows_by_library(
-            weight.shape[0] // groups if transposed else weight.shape[1], input_size[-1]
-        )
+        weight.dtype == torch.float32 and serving.short_rows_by_library(channels, input_size[-1])
     ):
         taps = (input_size, stride, padding, dilation, groups, transposed)
-        value = CONV_INPUT.reference(m, weight.square(), *taps)
+        value = partial(_convolution, m, weight, *taps)
     else:
         return None
-    if z is None:
-        return value
-    kernel = compiled("squared_derivative", m, z)
+    return value if z is None else partial(_times_slope, value, m, z, activation, slope)
+
+
+def _convolution(m: Tensor, weight: Tensor, *taps: Any) -> Tensor:
+    return CONV_INPUT.reference(m, weight.square(), *taps)
+
+
+def _pointwise(m: Tensor, weight: Tensor, size: Sequence[int], transposed: bool) -> Tensor:
+    square = weight.flatten(1).square()
+    rows = m.flatten(2).mT @ (square.mT if transposed else square)
+    return rows.mT.reshape(m.shape[0], rows.shape[2], *size)
+
+
+def _times_slope(
+    compute: Callable[[], Tensor], m: Tensor, z: Tensor, activation: str, slope: float
+) -> Tensor:
+    value, kernel = compute(), compiled("squared_derivative", m, z)
     if kernel is None:
         return value.mul_(derivative_squared(z, activation, slope))
     kernel(value, 0.0, 1.0, value, z, activation, slope)

@@ -6,6 +6,7 @@ r"""Squared-kernel convolution with respect to the weight: a diagonal M pushed o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ from lapkernels.ops.base.geometry import (
     check_real,
     is_pointwise,
 )
-from lapkernels.ops.base.registration import register
+from lapkernels.ops.base.registration import Computed, register
 from lapkernels.ops.conv_weight import weight_gradient
 
 
@@ -79,17 +80,22 @@ def _library(
     dilation: Sequence[int],
     groups: int,
     square_small: bool,
-) -> Tensor | None:
+) -> Computed:
     if serving.matrix_product_by_library(is_pointwise(kernel_size, stride, padding, groups)):
-        a, b = small[0].flatten(2), large[0].flatten(2)
-        a, b = (a.square(), b) if square_small else (a, b.square())
-        return torch.einsum("nat,nbt->ab", a, b).reshape(
-            weight_shape(small, large, kernel_size, groups)
-        )
+        return partial(_pointwise, small, large, kernel_size, square_small)
     if serving.conv_weight_by_library(small.shape[2], large.shape[2], kernel_size, groups):
         taps = (kernel_size, stride, padding, dilation, groups, square_small)
-        return _reference(small, large, *taps)
+        return partial(_reference, small, large, *taps)
     return None
+
+
+def _pointwise(
+    small: Tensor, large: Tensor, kernel_size: Sequence[int], square_small: bool
+) -> Tensor:
+    a, b = small[0].flatten(2), large[0].flatten(2)
+    a, b = (a.square(), b) if square_small else (a, b.square())
+    value = torch.einsum("nat,nbt->ab", a, b)
+    return value.reshape(weight_shape(small, large, kernel_size, 1))
 
 
 def _shape(small: Tensor, large: Tensor, kernel_size: Sequence[int], *rest: int) -> tuple[int, ...]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +16,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lapkernels as lk
 from lapkernels import ops
 from lapkernels.kernels import NATIVE, selector
-from lapkernels.ops import Geometry, serving
+from lapkernels.ops import OPS, Geometry, serving
+from lapkernels.ops.base.correlation import canonical
+from lapkernels.ops.base.registration import Op
 from lapkernels.ops.scaled_product import banded_product
 
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}")
@@ -129,3 +133,62 @@ def test_the_table_decides(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("row", serving.TABLE.values(), ids=list(serving.TABLE))
 def test_rows_say_what_they_are(row: serving.Row) -> None:
     assert all((row.ops, row.by, row.where, row.measured, row.holds.__doc__))
+
+
+def test_an_op_says_who_serves_it() -> None:
+    op = OPS["jacobian_squared_sum"]
+    assert isinstance(op, Op)
+    x = draw(3, 5, 6)
+    few, many = (canonical(draw(columns, 3, 5, 4), x, Geometry()) for columns in (2, 9))
+    assert op.served_by(*few) == "torch"
+    assert op.served_by(*many) == "kernel"
+    assert op.served_by(*canonical(draw(9, 3, 5, 4)[:, :0], x[:0], Geometry())) == "reference"
+    with lk.use_backend("cpp"):
+        assert op.served_by(*few) == "kernel"
+    with lk.use_backend("reference"):
+        assert op.served_by(*few) == "reference"
+
+
+# Comparisons with numbers that are no choice between implementations.
+NO_CHOICE = {
+    "ops/max_pool.py": ["x.shape[2] * x.shape[3] >= 1 << 31"],  # what the kernel can index
+    "rules/activations.py": ["threshold >= 20"],  # where torch's softplus is linear
+}
+
+
+def test_no_threshold_hides_elsewhere() -> None:
+    """Ops and rules compare no size with a number above two; ranks and numbers of arguments may."""
+    package = Path(lk.__file__).parent
+    found: dict[str, list[str]] = {}
+    for folder in ("ops", "rules"):
+        for path in sorted((package / folder).rglob("*.py")):
+            tree = ast.parse(path.read_text())
+            numbers = {
+                target.id
+                for node in tree.body
+                if isinstance(node, ast.Assign) and _is_large(node.value, set())
+                for target in node.targets
+                if isinstance(target, ast.Name)
+            }
+            hidden = [
+                text
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Compare)
+                and not any(rank in (text := ast.unparse(node)) for rank in ("dim", "len("))
+                and any(isinstance(op, (ast.Lt, ast.LtE, ast.Gt, ast.GtE)) for op in node.ops)
+                and any(_is_large(side, numbers) for side in (node.left, *node.comparators))
+            ]
+            if hidden and path.name != "serving.py":
+                found[path.relative_to(package).as_posix()] = hidden
+    assert found == NO_CHOICE
+
+
+def _is_large(node: ast.expr, numbers: set[str]) -> bool:
+    """Whether an expression is a number above two, or has one as a factor or by its name."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float)) and abs(node.value) > 2
+    if isinstance(node, ast.Name):
+        return node.id in numbers
+    if isinstance(node, ast.BinOp):
+        return _is_large(node.left, numbers) or _is_large(node.right, numbers)
+    return False

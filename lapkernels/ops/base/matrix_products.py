@@ -74,17 +74,17 @@ def _spread(x: Tensor, variance: Tensor) -> Tensor:
     return (x[0].square().transpose(0, 1) @ variance.mT).transpose(0, 1)
 
 
-def squared_sum_of_few(small: Tensor, large: Tensor) -> Tensor | None:
-    """sum_{n,v} (s x^T)² [A, B] of s [V, N, A, T] and x [1, N, B, T], features side by side.
-
-    None where a kernel serves: it transposes the positions, which pays for more columns.
-    """
-    columns, count, rows, _ = small.shape
-    entries = rows * large.shape[2]
+def takes_few(small: Tensor, large: Tensor) -> bool:
+    """Whether ``squared_sum_of_few`` serves these, whose features lie side by side."""
     if large.shape[0] > 1 or small.stride(2) != 1 or large.stride(2) != 1:
-        return None
-    if not serving.few_columns_by_library(columns, entries):
-        return None
+        return False
+    return serving.few_columns_by_library(small.shape[0], small.shape[2] * large.shape[2])
+
+
+def squared_sum_of_few(small: Tensor, large: Tensor) -> Tensor:
+    """sum_{n,v} (s x^T)² [A, B] of s [V, N, A, T] and x [1, N, B, T]."""
+    _, count, rows, _ = small.shape
+    entries = rows * large.shape[2]
     total = small.new_zeros(rows, large.shape[2])
     for s in small:
         for some in slices(count, max(1, CHUNK // max(1, entries))):

@@ -26,6 +26,9 @@ from lapkernels.ops.base.gradients import (
 
 _library = torch.library.Library("lapkernels", "DEF")
 
+# A value by torch's own products that is computed when called, or None where a kernel serves.
+Computed = Callable[[], Tensor] | None
+
 
 class Route(Enum):
     """DIRECT skips the dispatcher, which costs more than a small op itself."""
@@ -87,6 +90,11 @@ class Op:
     tensors: Callable[[Sequence[Any]], list[Tensor]]
     run: Callable[[Sequence[Tensor], tuple[Any, ...], float], Tensor]
     run_into: Callable[[Sequence[Tensor], tuple[Any, ...], Tensor, float, float], None]
+    server: Callable[[Sequence[Tensor], tuple[Any, ...]], str]
+
+    def served_by(self, *arguments: Any) -> str:
+        """Who serves a call: a "kernel", "torch" by its own products, or the "reference"."""
+        return self.server(self.tensors(arguments), arguments)
 
     def __call__(
         self, *arguments: Any, out: Tensor | None = None, decay: float = 1.0, scale: float = 1.0
@@ -152,15 +160,15 @@ def register(
     reference: Callable[..., Tensor],
     shape: Callable[..., Sequence[int]],
     backward: Callable[..., Any] | None = None,
-    library: Callable[..., Tensor | None] | None = None,
+    library: Callable[..., Computed] | None = None,
 ) -> Op:
     """Register ``lapkernels::name(arguments) -> Tensor`` and its accumulating form ``name_``.
 
     ``reference(*arguments)`` is the specification, ``shape(*arguments)`` its result's shape.
     ``backward(grad, *arguments, needs=...)`` returns one gradient (or None) an argument; without it
     gradients come from differentiating the reference, exact at the reference's cost in memory.
-    ``library(*arguments)`` is the value by torch's matrix products or convolutions for arguments
-    where those are faster than a kernel of ours, and None for all others.
+    ``library(*arguments)`` computes the value by torch's matrix products or convolutions, once it
+    is called; None for arguments where a kernel is faster.
     """
 
     tensors_in = tensor_finder(arguments)
@@ -172,10 +180,17 @@ def register(
             if tensor.numel() == 0:
                 return reference(*values)
         if library is not None and current_backend() == "auto":
-            value = library(*values)
-            if value is not None:
-                return value
+            compute = library(*values)
+            if compute is not None:
+                return compute()
         return compiled(name, *tensors) or reference(*values)
+
+    def server(tensors: Sequence[Tensor], values: tuple[Any, ...]) -> str:
+        if any(tensor.numel() == 0 for tensor in tensors) or route(tensors) is Route.REFERENCE:
+            return "reference"
+        if library is not None and current_backend() == "auto" and library(*values) is not None:
+            return "torch"
+        return "reference" if compiled(name, *tensors) is None else "kernel"
 
     def run(tensors: Sequence[Tensor], values: tuple[Any, ...], scale: float = 1.0) -> Tensor:
         kernel = kernel_or_value(tensors, values)
@@ -214,7 +229,7 @@ def register(
         setup_context=save_arguments,
         lib=_library,
     )
-    OPS[name] = op = Op(name, reference, shape, tensors_in, run, run_into)
+    OPS[name] = op = Op(name, reference, shape, tensors_in, run, run_into, server)
     return op
 
 
