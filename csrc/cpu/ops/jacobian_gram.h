@@ -42,7 +42,7 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
     for (int64_t v = 0; v < columns; ++v) offsets[v] = v * size;
     // Entries of all columns at a time that stay in the first-level cache.
     const int64_t piece =
-        std::clamp<int64_t>((24 << 10) / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
+        std::clamp<int64_t>(tuning::kGramBytes / (sizeof(T) * (columns + 1)) / 64 * 64, 256, 4096);
     for (int64_t n = n0; n < n1; ++n) {
       T* gram = partial.data() + (n * shares + share) * columns * columns;
       for (int64_t b = b0; b < b1; ++b) {

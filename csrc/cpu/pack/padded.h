@@ -31,7 +31,7 @@ struct Planes {
     for (int d = 0; d < 3; ++d) p.lengths[d] = p.axes[d].length;
     p.lengths[p.outer] = p.slab + halo;
     const int64_t entries = p.lengths[0] * p.lengths[1] * p.lengths[2];
-    // An odd number of cache lines: else the arrays of many channels would share few places of it.
+    // An odd number of cache lines: else the arrays of many channels would share few cache sets.
     constexpr int64_t kLine = 64 / sizeof(T);
     p.plane = (ceil_div(entries, kLine) | 1) * kLine;
     p.flat = round_up(entries, kWidth<T>);
@@ -108,9 +108,9 @@ inline void zero_row(T* row, int64_t count) {
   for (int64_t i = kWidth<T>; i < count; i += kWidth<T>) store(row + i, Reg<T>{});
 }
 
-// Asks for entries that are read soon, if they follow each other.
+// Prefetches entries that follow each other.
 template <class T>
-inline void fetch_row(const T* row, int64_t count, int64_t stride) {
+inline void prefetch_row(const T* row, int64_t count, int64_t stride) {
   constexpr int64_t kLine = 64 / sizeof(T);
   for (int64_t i = 0; stride == 1 && i < count; i += kLine) __builtin_prefetch(row + i);
 }
@@ -166,7 +166,7 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
             const T* from = corner + z * steps[0];
             for (int64_t y = top; y < bottom; ++y, row += p.lengths[2], from += steps[1]) {
               zeros(row, left);
-              if (c + 1 < c1) fetch_row(from + src.stride[2], right - left, steps[2]);
+              if (c + 1 < c1) prefetch_row(from + src.stride[2], right - left, steps[2]);
               copy_row(row + left, from, right - left, steps[2], f);
               zeros(row + right, lengths[2] - right);
             }

@@ -1,4 +1,4 @@
-// Copies of lines, side by side or one after the other, with a function applied to the entries.
+// Copies and transposes of lines, with a function applied to the entries.
 
 // What may be done to entries as they are copied.
 struct Identity {
@@ -39,9 +39,10 @@ inline void copy_row(T* dst, const T* src, int64_t count, int64_t stride, F f) {
   for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
 }
 
-// Four lines of four values, turned: to[x * to_step + c] = f(from[offsets[c] + x]).
+// Four lines of four values: to[x * to_step + c] = f(from[offsets[c] + x]).
 template <class F>
-inline void turn(float* to, int64_t to_step, const float* from, const int64_t offsets[4], F f) {
+inline void transpose_four(float* to, int64_t to_step, const float* from, const int64_t offsets[4],
+                           F f) {
   typedef Quarter<float>::Reg Q;
   Q q[4];
   for (int c = 0; c < 4; ++c) {
@@ -58,14 +59,15 @@ inline void turn(float* to, int64_t to_step, const float* from, const int64_t of
   for (int x = 0; x < 4; ++x) __builtin_memcpy(to + x * to_step, &out[x], sizeof(Q));
 }
 template <class F>
-inline void turn(double* to, int64_t to_step, const double* from, const int64_t offsets[4], F f) {
+inline void transpose_four(double* to, int64_t to_step, const double* from,
+                           const int64_t offsets[4], F f) {
   for (int x = 0; x < 4; ++x)
     for (int c = 0; c < 4; ++c) to[x * to_step + c] = f(from[offsets[c] + x]);
 }
 
 // The same of eight lines, for sets whose vectors hold eight values.
 template <class T, class F>
-inline void turn_eight(T* to, int64_t to_step, const T* from, const int64_t offsets[8], F f) {
+inline void transpose_eight(T* to, int64_t to_step, const T* from, const int64_t offsets[8], F f) {
   typedef typename Quarter<T>::Reg Q;
   typedef T H __attribute__((vector_size(32), aligned(4), may_alias));
   Q q[8];
@@ -99,7 +101,7 @@ struct Rows {
 template <class T, class F = Identity>
 [[gnu::noinline]] void gather_lines(T* to, int64_t to_step, const T* from, const int64_t* offsets,
                                     int64_t lines, int64_t count, Rows rows = {}, F f = {}) {
-  // Where the last turn of a line begins, so as to end with it.
+  // Where the last four entries of a line begin: they may overlap those before.
   const int64_t last = count - 4;
   for (int64_t row = 0; row < rows.count; ++row, to += rows.to, from += rows.from) {
     int64_t c = 0;
@@ -107,12 +109,12 @@ template <class T, class F = Identity>
       for (; last >= 0 && c + 8 <= lines; c += 8)
         for (int64_t next = 0; next < count; next += 4) {
           const int64_t x = std::min(next, last);
-          turn_eight(to + x * to_step + c, to_step, from + x, offsets + c, f);
+          transpose_eight(to + x * to_step + c, to_step, from + x, offsets + c, f);
         }
     for (; last >= 0 && c + 4 <= lines; c += 4)
       for (int64_t next = 0; next < count; next += 4) {
         const int64_t x = std::min(next, last);
-        turn(to + x * to_step + c, to_step, from + x, offsets + c, f);
+        transpose_four(to + x * to_step + c, to_step, from + x, offsets + c, f);
       }
     for (; c < lines; ++c)
       for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = f(from[offsets[c] + x]);

@@ -8,9 +8,9 @@
 // (one segment an axis) are summed once and added to every pair whose window holds the region. So
 // there are 2K - 1 lags an axis instead of K^2 pairs, and nothing is ever subtracted.
 //
-// The padded input stands in panels [panel][sample, position][kPanel], some samples or a slab of
-// one at a time. A task is a pair of panels with a lag; l and -l are each other's mirror, so lags
-// that come first in order suffice. Every entry is summed by one thread in one order.
+// The padded input stands in panels [panel][sample, position][kPanel], some samples or a row block
+// of one at a time. A task is a pair of panels with a lag; l and -l are each other's mirror, so
+// lags that come first in order suffice. Every entry is summed by one thread in one order.
 
 struct Segment {
   int64_t begin, end;       // positions
@@ -59,9 +59,8 @@ class LagMoment {
  public:
   // Whether the taps of a convolution on so many channels are better shared than multiplied out.
   static bool applies(const Taps& taps, int64_t channels) {
-    constexpr int64_t kFewChannels = 8;
     return taps.kernel[0] * taps.kernel[1] * taps.kernel[2] > 1 && taps.stride[0] == 1 &&
-           taps.stride[1] == 1 && taps.stride[2] == 1 && channels >= kFewChannels;
+           taps.stride[1] == 1 && taps.stride[2] == 1 && channels >= tuning::kLagChannels;
   }
 
   // Moments of channels [first, first + channels) of x [1, N, C, z, y, x].
@@ -78,8 +77,8 @@ class LagMoment {
     make_lags();
     arrays_.emplace(panels_ * capacity() * kPanel<T>);
     blocks_.emplace(task_offsets_.back());
-    for (int64_t begin = 0; begin < x.size[1] * slabs_; begin += items_) {
-      const int64_t items = std::min(items_, x.size[1] * slabs_ - begin);
+    for (int64_t begin = 0; begin < x.size[1] * row_blocks_; begin += items_) {
+      const int64_t items = std::min(items_, x.size[1] * row_blocks_ - begin);
       pack(begin, items);
       context.parallel_for(tasks(), [&](int64_t task) { add_task(task, begin, items); });
     }
@@ -115,21 +114,21 @@ class LagMoment {
     return (z * lengths_[1] + y) * lengths_[2] + x;
   }
 
-  // An item is a slab of one sample, cut across the outermost axis; a chunk is some items.
+  // An item is a row block of one sample, cut across the outermost axis; a chunk is some items.
   void choose_chunks() {
-    constexpr int64_t kChunkBytes = 512 << 10;
     const int64_t vector = panels_ * kPanel<T> * sizeof(T);
-    const int64_t afford = kChunkBytes / (plane() / total_[outer_] * vector);
+    const int64_t afford = tuning::kLagBytes / (plane() / total_[outer_] * vector);
     const int64_t halo = total_[outer_] - positions_[outer_];
-    slab_ = total_[outer_];
-    if (afford < slab_) {
-      slab_ = std::clamp<int64_t>(afford - halo, std::min(slab_, 2 * halo + 1), slab_);
-      lengths_[outer_] = slab_ + halo;
+    row_block_ = total_[outer_];
+    if (afford < row_block_) {
+      row_block_ =
+          std::clamp<int64_t>(afford - halo, std::min(row_block_, 2 * halo + 1), row_block_);
+      lengths_[outer_] = row_block_ + halo;
     }
-    slabs_ = ceil_div(total_[outer_], slab_);
-    const int64_t most = std::max<int64_t>(1, kChunkBytes / (plane() * vector));
-    const int64_t chunks = ceil_div(x_.size[1] * slabs_, most);
-    items_ = ceil_div(x_.size[1] * slabs_, chunks);
+    row_blocks_ = ceil_div(total_[outer_], row_block_);
+    const int64_t most = std::max<int64_t>(1, tuning::kLagBytes / (plane() * vector));
+    const int64_t chunks = ceil_div(x_.size[1] * row_blocks_, most);
+    items_ = ceil_div(x_.size[1] * row_blocks_, chunks);
   }
 
   // Lags in lexical order from zero on, and where the pairs of each task begin.
@@ -190,9 +189,10 @@ class LagMoment {
     const int64_t lines = lengths_[0] * lengths_[1], shares = ceil_div(lines, kLines);
     context_.parallel_for(panels_ * items * shares, [&](int64_t task) {
       const int64_t share = task % shares, item = task / shares % items, p = task / shares / items;
-      const int64_t n = (begin + item) / slabs_, slab = (begin + item) % slabs_;
+      const int64_t n = (begin + item) / row_blocks_, block = (begin + item) % row_blocks_;
       int64_t from[3];
-      for (int d = 0; d < 3; ++d) from[d] = (d == outer_ ? slab * slab_ : 0) - taps_.padding[d];
+      for (int d = 0; d < 3; ++d)
+        from[d] = (d == outer_ ? block * row_block_ : 0) - taps_.padding[d];
       const int64_t lo = std::clamp<int64_t>(-from[2], 0, lengths_[2]);
       const int64_t hi = std::clamp<int64_t>(x_.size[5] - from[2], lo, lengths_[2]);
       for (int64_t line = share * kLines; line < std::min(lines, (share + 1) * kLines); ++line) {
@@ -240,8 +240,7 @@ class LagMoment {
   // tile += sum over the region's positions of rows * columns, a piece of positions at a time.
   void multiply_region(const Segment* const region[3], int64_t begin, int64_t items, const T* rows,
                        int64_t row_count, const T* columns, int64_t column_count, T* tile) const {
-    constexpr int64_t kPiece = 128;  // two panels of it stay in the first-level cache
-    int64_t at[kPiece], used = 0;
+    int64_t at[tuning::kLagPositions], used = 0;
     auto flush = [&] {
       if (used > 0)
         outer_panel<T>(Listed<T>{rows, columns, at, used}, row_count, column_count,
@@ -249,19 +248,19 @@ class LagMoment {
       used = 0;
     };
     for (int64_t item = 0; item < items; ++item) {
-      const int64_t start = (begin + item) % slabs_ * slab_;
+      const int64_t start = (begin + item) % row_blocks_ * row_block_;
       int64_t lo[3], hi[3];
       for (int d = 0; d < 3; ++d) {
         lo[d] = region[d]->begin - (d == outer_ ? start : 0);
         hi[d] = region[d]->end - (d == outer_ ? start : 0);
       }
       lo[outer_] = std::max<int64_t>(lo[outer_], 0);
-      hi[outer_] = std::min(hi[outer_], slab_);
+      hi[outer_] = std::min(hi[outer_], row_block_);
       for (int64_t z = lo[0]; z < hi[0]; ++z)
         for (int64_t y = lo[1]; y < hi[1]; ++y)
           for (int64_t x = lo[2]; x < hi[2]; ++x) {
             at[used++] = (item * plane() + flat(z, y, x)) * kPanel<T>;
-            if (used == kPiece) flush();
+            if (used == tuning::kLagPositions) flush();
           }
     }
     flush();
@@ -274,7 +273,7 @@ class LagMoment {
   int outer_ = 2;
   int64_t positions_[3], total_[3];  // of the output, and of the padded input
   int64_t lengths_[3];               // of an item
-  int64_t slab_, slabs_, items_;
+  int64_t row_block_, row_blocks_, items_;
   std::vector<Lag> lags_;
   std::vector<int64_t> task_offsets_;
   std::optional<Scratch<T>> arrays_, blocks_;

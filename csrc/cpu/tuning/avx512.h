@@ -1,4 +1,5 @@
-// Constants of the kernels with AVX-512, measured on AMD EPYC (Zen 4) and Intel Ice Lake in 2026.
+// Constants of the kernels with AVX-512, measured on AMD EPYC (Zen 4) and Intel Ice Lake in 2026;
+// the costs of strategies on AMD EPYC (Zen 5) in November 2026.
 
 namespace tuning {
 
@@ -14,12 +15,25 @@ constexpr int64_t kImageBytes = 128 << 10, kPanelBytes = 512 << 10, kPanelPositi
 constexpr int64_t kBlockValues = 16384, kLeastBlockValues = 4096;
 constexpr int64_t kTileBytes = 224 << 10, kHeldBytes = 128 << 10;
 
-// Instructions: of a product with a panel of one, two or three vectors of rows, where few wait for
-// broadcasts; to copy and to transpose an entry; of a product with a vector that lies across cache
-// lines; to store a sum.
+// Second moments: bytes of a chunk's panels (second-level cache), also where each of several shares
+// has its own, and of a chunk of images for products that taps share; vectors of one product (two
+// panels in the first-level cache); channels from which on taps share products.
+// Gram matrices: bytes of all columns' values at a time (first-level cache).
+constexpr int64_t kChunkBytes = 320 << 10, kShareBytes = 96 << 10, kLagBytes = 512 << 10;
+constexpr int64_t kGramBytes = 24 << 10;
+constexpr int64_t kProductDepth = 256, kLagPositions = 128, kLagChannels = 8;
+
+// Costs of strategies, about instructions: of a product with a panel of one, two or three vectors
+// of rows, where few wait for broadcasts; to copy and to transpose an entry; of a product with a
+// vector that lies across cache lines; to store a sum.
 constexpr double kPanelCost[] = {1.5, 2.2, 3.2};
-constexpr double kCopied = 0.3, kTransposed = 1.2, kShifted = 2.6, kStored = 14;
-// Of Winograd: what a lone vector waits, and what a tile's transforms take.
+constexpr double kCopied = 0.3, kTransposed = 1.2, kShifted = 2, kStored = 14;
+
+// Winograd: vectors of a panel of the inner side, enough sums to hide their latency and few enough
+// to go on with the next plane while they are stored; the others that lie next to each other (with
+// AVX-512 a cache line would hold those of two steps); what a lone vector waits, and what a tile's
+// transforms take.
+constexpr int kWinogradVectors = 3, kWinogradPack = 8;
 constexpr double kLoneVector = 1.7, kTileCost = 1;
 
 // Sums over windows (ops/window_squared_sum.h): rows and channels of a block of the weight, the

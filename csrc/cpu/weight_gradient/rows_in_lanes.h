@@ -22,7 +22,7 @@ class RowsInLanes {
     double products = 0;
     each_panel(vectors, [&](int64_t, int64_t some) { products += tuning::kPanelCost[some - 1]; });
     return products * channels * p.kernel * (p.positions + tuning::kStored * planes.slabs()) +
-           tuning::kTransposed * rows * p.positions;
+           tuning::kTransposed * vectors * kWidth<T> * p.positions;
   }
 
   // Samples whose positions fill a panel.

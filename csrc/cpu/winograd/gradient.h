@@ -23,9 +23,8 @@ class Winograd {
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
 
-  // Vectors of a panel, and others that it meets at a time: sums enough to hide their latency, few
-  // enough to go on with the next point while they are stored.
-  static constexpr int kVectors = kManyRegisters ? 3 : 2, kOthers = 4;
+  // Vectors of a panel, and others that it meets at a time.
+  static constexpr int kVectors = tuning::kWinogradVectors, kOthers = 4;
 
   // The side of fewer vectors in all; of equal ones that which comes in whole panels, or in more
   // than one vector.
@@ -114,8 +113,7 @@ class Winograd {
   }
 
  private:
-  // Others that lie side by side. With AVX-512 a line of the cache would hold those of two steps.
-  static constexpr int64_t kPack = kManyRegisters ? kRows : 2 * kRows;
+  static constexpr int64_t kPack = tuning::kWinogradPack;
 
   static int64_t tiles_across(const Correlation<T>& p) { return ceil_div(p.small.size[5], r); }
   static int64_t tiles_down(const Correlation<T>& p) { return ceil_div(p.small.size[4], r); }
