@@ -119,21 +119,22 @@ void convolve_phase(const Context& context, const Convolution<T>& c, const Outpu
         c.pack(weights.data() + k * of_stream + (g * rows + blocks.begin(i)) * terms, g,
                blocks.begin(i), blocks.size(i), indices, c.streams[k].slopes.squared);
 
-  context.parallel_for(samples * groups * p.slabs(), [&](int64_t task) {
-    const int64_t slab = task % p.slabs(), g = task / p.slabs() % groups;
-    const int64_t n = task / p.slabs() / groups, filled = sources * p.phases * p.plane;
-    const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
+  context.parallel_for(samples * groups * p.row_blocks(), [&](int64_t task) {
+    const int64_t row_block = task % p.row_blocks(), g = task / p.row_blocks() % groups;
+    const int64_t n = task / p.row_blocks() / groups, filled = sources * p.phases * p.plane;
+    const int64_t nz = p.count(0, row_block), ny = p.count(1, row_block),
+                  nx = p.count(2, row_block);
     Scratch<T> arrays(filled, filled), line(kTileRows * pitch);
     for (size_t k = 0; k < c.streams.size(); ++k) {
       const Stream<T>& stream = c.streams[k];
-      fill_planes<T>(arrays.data(), p, slab, stream.m, 0, n, g * sources, (g + 1) * sources,
+      fill_planes<T>(arrays.data(), p, row_block, stream.m, 0, n, g * sources, (g + 1) * sources,
                      Identity{});
       for (int64_t row = 0; row < nz * ceil_div(ny, together); ++row)
         for (int64_t i = 0; i < blocks.blocks; ++i) {
           const int64_t z = row / ceil_div(ny, together),
                         y = row % ceil_div(ny, together) * together;
           const int64_t lines = std::min(together, ny - y), channel = g * rows + blocks.begin(i);
-          auto u = phase.output(p, slab, z, y);
+          auto u = phase.output(p, row_block, z, y);
           int64_t done = 0;
           if (terms > 0)
             done =

@@ -5,23 +5,15 @@ constexpr int kVectorBytes = LAPKERNELS_VECTOR_BYTES;
 constexpr bool kManyRegisters = LAPKERNELS_VECTOR_REGISTERS >= 32;
 
 template <class T>
-struct Simd;
-template <>
-struct Simd<float> {
-  static constexpr int width = kVectorBytes / 4;
-  typedef float Vec __attribute__((vector_size(kVectorBytes), aligned(4), may_alias));
-  typedef float Reg __attribute__((vector_size(kVectorBytes)));
-};
-template <>
-struct Simd<double> {
-  static constexpr int width = kVectorBytes / 8;
-  typedef double Vec __attribute__((vector_size(kVectorBytes), aligned(8), may_alias));
-  typedef double Reg __attribute__((vector_size(kVectorBytes)));
+struct Simd {
+  typedef T Vec __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
+  typedef T Reg __attribute__((vector_size(kVectorBytes)));
+  typedef T Part __attribute__((vector_size(16)));
 };
 template <class T>
 using Reg = typename Simd<T>::Reg;
 template <class T>
-constexpr int kWidth = Simd<T>::width;
+constexpr int kWidth = kVectorBytes / sizeof(T);
 
 template <class T>
 inline Reg<T> load(const T* p) {
@@ -43,31 +35,19 @@ inline Reg<T> broadcast(T x) {
   return x - Reg<T>{};
 }
 
-// Lanes of a vector added down to 16 bytes: [0] + [half], and so on, in one fixed order.
-template <class T>
-struct Quarter;
-template <>
-struct Quarter<float> {
-  typedef float Reg __attribute__((vector_size(16)));
-};
-template <>
-struct Quarter<double> {
-  typedef double Reg __attribute__((vector_size(16)));
-};
-
-// A vector's parts of 16 bytes, and the entries of one.
-constexpr int kParts = kVectorBytes / 16;
+// Entries of a vector's parts of 16 bytes.
 template <class T>
 constexpr int kPart = 16 / sizeof(T);
 
 // Entries `first` of each part of two vectors: those of the second follow on those of the first.
-template <class T, int... first>
-inline Reg<T> pick(Reg<T> a, Reg<T> b) {
+template <class T, int... first, class V>
+inline V pick(V a, V b) {
+  constexpr int width = sizeof(V) / sizeof(T);
   return [&]<int... i>(std::integer_sequence<int, i...>) {
     constexpr int n = kPart<T>, from[] = {first...};
     return __builtin_shufflevector(a, b,
-                                   (i / n * n + from[i % n] % n + from[i % n] / n * kWidth<T>)...);
-  }(std::make_integer_sequence<int, kWidth<T>>{});
+                                   (i / n * n + from[i % n] % n + from[i % n] / n * width)...);
+  }(std::make_integer_sequence<int, width>{});
 }
 
 // Sums of each part of kPart vectors: entry i of a part is the sum of that part of vector i.
@@ -102,38 +82,44 @@ inline void store_halves(T* low, T* high, Reg<T> v) {
   }(std::make_integer_sequence<int, kWidth<T> / 2>{});
 }
 
-// out[i] = entry i of each of kWidth rows that lie `pitch` apart, for the first kPart entries.
-template <class T>
-inline void turn_rows(const T* rows, int64_t pitch, Reg<T>* out) {
+// Entries x < kPart of as many lines as fill kBytes, put(x, their entries x): line(j) is an
+// address.
+template <int kBytes, class T, class Line, class Put>
+inline void transpose(Line line, Put put) {
   constexpr int n = kPart<T>;
-  auto part = [&](int row) {
-    typename Quarter<T>::Reg entries;
-    __builtin_memcpy(&entries, rows + row * pitch, sizeof(entries));
+  auto part = [&](int j) {
+    typename Simd<T>::Part entries;
+    __builtin_memcpy(&entries, line(j), sizeof(entries));
     return entries;
   };
-  Reg<T> v[n];  // part i of vector j is row n * i + j
-  for (int j = 0; j < n; ++j) {
-    if constexpr (kParts == 1) v[j] = part(j);
-    if constexpr (kParts == 2) v[j] = join(part(j), part(n + j));
-    if constexpr (kParts == 4)
-      v[j] = join(join(part(j), part(n + j)), join(part(2 * n + j), part(3 * n + j)));
-  }
+  // Part i of vector j is line n * i + j.
+  auto vector = [&](int j) {
+    if constexpr (kBytes == 16)
+      return part(j);
+    else if constexpr (kBytes == 32)
+      return join(part(j), part(n + j));
+    else
+      return join(join(part(j), part(n + j)), join(part(2 * n + j), part(3 * n + j)));
+  };
   if constexpr (n == 2) {
-    out[0] = pick<T, 0, 2>(v[0], v[1]);
-    out[1] = pick<T, 1, 3>(v[0], v[1]);
+    const auto a = vector(0), b = vector(1);
+    put(0, pick<T, 0, 2>(a, b));
+    put(1, pick<T, 1, 3>(a, b));
   } else {
-    const Reg<T> a = pick<T, 0, 4, 1, 5>(v[0], v[1]), b = pick<T, 0, 4, 1, 5>(v[2], v[3]);
-    const Reg<T> c = pick<T, 2, 6, 3, 7>(v[0], v[1]), d = pick<T, 2, 6, 3, 7>(v[2], v[3]);
-    out[0] = pick<T, 0, 1, 4, 5>(a, b);
-    out[1] = pick<T, 2, 3, 6, 7>(a, b);
-    out[2] = pick<T, 0, 1, 4, 5>(c, d);
-    out[3] = pick<T, 2, 3, 6, 7>(c, d);
+    const auto v0 = vector(0), v1 = vector(1), v2 = vector(2), v3 = vector(3);
+    const auto a = pick<T, 0, 4, 1, 5>(v0, v1), b = pick<T, 0, 4, 1, 5>(v2, v3);
+    const auto c = pick<T, 2, 6, 3, 7>(v0, v1), d = pick<T, 2, 6, 3, 7>(v2, v3);
+    put(0, pick<T, 0, 1, 4, 5>(a, b));
+    put(1, pick<T, 2, 3, 6, 7>(a, b));
+    put(2, pick<T, 0, 1, 4, 5>(c, d));
+    put(3, pick<T, 2, 3, 6, 7>(c, d));
   }
 }
 
+// Lanes of a vector added down to 16 bytes: [0] + [half], and so on, in one fixed order.
 template <class T>
-inline typename Quarter<T>::Reg fold(Reg<T> v) {
-  typename Quarter<T>::Reg parts[kVectorBytes / 16];
+inline typename Simd<T>::Part fold(Reg<T> v) {
+  typename Simd<T>::Part parts[kVectorBytes / 16];
   __builtin_memcpy(parts, &v, sizeof(v));
   if constexpr (kVectorBytes == 64) return (parts[0] + parts[2]) + (parts[1] + parts[3]);
   if constexpr (kVectorBytes == 32) return parts[0] + parts[1];

@@ -30,7 +30,8 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
   const int64_t shares = p.samples < kFew ? std::min<int64_t>(kFew, blocks.size()) : 1;
   std::vector<T> partial(shares * p.samples * columns * columns, T(0));
   const int64_t size = part.size();
-  GatheredWeight<T> weights(context, variance.data, p, blocks, part.choice.layout, size);
+  const Scratch<T> weights =
+      gather_weights(context, variance.data, p, blocks, part.choice.layout, size);
   const int64_t sets = std::min(p.samples, 2 * context.threads);
   context.parallel_for(sets * shares, [&](int64_t task) {
     const int64_t share = task % shares;
@@ -53,7 +54,7 @@ void jacobian_gram(const Context& context, Grid<T> out, Update update, Grid<cons
         const int64_t count = part.choice.layout.size(blocks[b].rows(), blocks[b].channels());
         for (int64_t first = 0; first < count; first += piece)
           gram_rows(values.data() + first, size, offsets.data(), columns,
-                    std::min(piece, count - first), weights.block(b) + first, gram);
+                    std::min(piece, count - first), weights.data() + b * size + first, gram);
       }
     }
   });

@@ -33,7 +33,8 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
   const int64_t sets = std::min(p.samples, 2 * context.threads);
   const int64_t runs = p.samples < 2 * context.threads ? std::min(p.columns, context.threads) : 1;
   std::vector<T> partial(units * shares, T(0));
-  GatheredWeight<T> weights(context, variance.data, p, blocks, part.choice.layout, part.size());
+  const Scratch<T> weights =
+      gather_weights(context, variance.data, p, blocks, part.choice.layout, part.size());
   context.parallel_for(sets * runs * shares, [&](int64_t task) {
     const int64_t share = task % shares, run = task / shares % runs, set = task / shares / runs;
     const auto [n0, n1] = run_range(p.samples, sets, set);
@@ -43,7 +44,7 @@ void jacobian_squared_dot(const Context& context, Grid<T> out, Update update, Gr
     for (int64_t b = b0; b < b1; ++b)
       for (int64_t n = n0; n < n1; ++n)
         for (int64_t v = v0; v < v1; ++v) {
-          WeightedSquares<T> sink{weights.block(b)};
+          WeightedSquares<T> sink{weights.data() + b * part.size()};
           maker.visit(blocks[b], n, v, sink);
           partial[(n * p.columns + v) * shares + share] += sink.total();
         }

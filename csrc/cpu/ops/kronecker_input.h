@@ -33,9 +33,10 @@ class Patches {
     }
     for (int64_t n = 0; n < x.size[1]; ++n)
       for (size_t i = 0; i < (reduce ? 1 : phases_.size()); ++i)
-        for (int64_t slab = 0; slab < (reduce ? 1 : phases_[i].planes.slabs()); ++slab) {
-          pieces_.push_back({n, int64_t(i), slab});
-          counts_.push_back(reduce ? 1 : phases_[i].planes.positions(slab));
+        for (int64_t row_block = 0; row_block < (reduce ? 1 : phases_[i].planes.row_blocks());
+             ++row_block) {
+          pieces_.push_back({n, int64_t(i), row_block});
+          counts_.push_back(reduce ? 1 : phases_[i].planes.positions(row_block));
         }
   }
 
@@ -47,15 +48,16 @@ class Patches {
   // Writes a share of the features of group g.
   void pack(const Panels<T>& panels, int64_t g, int64_t piece, int64_t first, int64_t task) const {
     const Channels some{g, task * kChannels, std::min(channels_, (task + 1) * kChannels)};
-    const auto [n, phase, slab] = pieces_[piece];
+    const auto [n, phase, row_block] = pieces_[piece];
     if (bias_ && task == tasks() - 1)
       for (int64_t k = 0; k < counts_[piece]; ++k)
         *panels.column(features() - 1, first + k) = reduce_ ? T(positions_) : T(1);
-    if (!reduce_) return copy(panels, phases_[phase], some, n, slab, first);
+    if (!reduce_) return copy(panels, phases_[phase], some, n, row_block, first);
     for (int64_t j = some.begin * kernel_; j < some.end * kernel_; ++j)
       *panels.column(j, first) = T(0);
     for (const Phase& one : phases_)
-      for (int64_t i = 0; i < one.planes.slabs(); ++i) add_sums(panels, one, some, n, i, first);
+      for (int64_t i = 0; i < one.planes.row_blocks(); ++i)
+        add_sums(panels, one, some, n, i, first);
   }
 
  private:
@@ -68,39 +70,39 @@ class Patches {
   };
   // A row block of a sample and a phase; a whole sample when reducing.
   struct Piece {
-    int64_t n, phase, slab;
+    int64_t n, phase, row_block;
   };
   struct Channels {
     int64_t group, begin, end;
   };
 
-  Scratch<T> images(const Planes& p, const Channels& some, int64_t n, int64_t slab) const {
+  Scratch<T> images(const Planes& p, const Channels& some, int64_t n, int64_t row_block) const {
     Scratch<T> filled((some.end - some.begin) * p.phases * p.plane + p.flat);
     const int64_t c = some.group * channels_;
-    fill_planes<T>(filled.data(), p, slab, x_, 0, n, c + some.begin, c + some.end, Identity{});
+    fill_planes<T>(filled.data(), p, row_block, x_, 0, n, c + some.begin, c + some.end, Identity{});
     return filled;
   }
 
   // f(entry, k, count): lines of positions, the first of which is number k.
   template <class F>
-  static void each_line(const Planes& p, int64_t slab, F f) {
+  static void each_line(const Planes& p, int64_t row_block, F f) {
     int64_t k = 0;
-    const int64_t nx = p.count(2, slab);
-    for (int64_t z = 0; z < p.count(0, slab); ++z)
-      for (int64_t y = 0; y < p.count(1, slab); ++y, k += nx) f(p.row(z, y), k, nx);
+    const int64_t nx = p.count(2, row_block);
+    for (int64_t z = 0; z < p.count(0, row_block); ++z)
+      for (int64_t y = 0; y < p.count(1, row_block); ++y, k += nx) f(p.row(z, y), k, nx);
   }
 
   void copy(const Panels<T>& panels, const Phase& phase, const Channels& some, int64_t n,
-            int64_t slab, int64_t first) const {
+            int64_t row_block, int64_t first) const {
     const Planes& p = phase.planes;
-    const Scratch<T> images = this->images(p, some, n, slab);
+    const Scratch<T> images = this->images(p, some, n, row_block);
     // Offsets of all features of these channels; none for a tap of another phase.
     std::vector<int64_t> offsets((some.end - some.begin) * kernel_, -1);
     for (int64_t c = 0; c < some.end - some.begin; ++c)
       for (const auto& [offset, index] : phase.taps)
         offsets[c * kernel_ + index] = c * p.phases * p.plane + offset;
     const bool whole = int64_t(phase.taps.size()) == kernel_;
-    each_line(p, slab, [&](int64_t entry, int64_t k, int64_t nx) {
+    each_line(p, row_block, [&](int64_t entry, int64_t k, int64_t nx) {
       const int64_t end = some.end * kernel_;
       for (int64_t j = some.begin * kernel_, run; j < end; j += run) {
         T* to = panels.column(j, first + k);
@@ -117,14 +119,14 @@ class Patches {
   }
 
   void add_sums(const Panels<T>& panels, const Phase& phase, const Channels& some, int64_t n,
-                int64_t slab, int64_t first) const {
+                int64_t row_block, int64_t first) const {
     const Planes& p = phase.planes;
-    const Scratch<T> images = this->images(p, some, n, slab);
+    const Scratch<T> images = this->images(p, some, n, row_block);
     for (int64_t c = some.begin; c < some.end; ++c)
       for (const auto& [offset, tap] : phase.taps) {
         const T* from = images.data() + (c - some.begin) * p.phases * p.plane + offset;
         T total = 0;
-        each_line(p, slab, [&](int64_t entry, int64_t, int64_t nx) {
+        each_line(p, row_block, [&](int64_t entry, int64_t, int64_t nx) {
           for (int64_t t = 0; t < nx; ++t) total += from[entry + t];
         });
         *panels.column(c * kernel_ + tap, first) += total;

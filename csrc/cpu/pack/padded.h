@@ -1,12 +1,12 @@
-// Axes and the range of positions of the outermost one that is held at a time (a slab).
+// Axes and the range of positions of the outermost one that is held at a time (a row block).
 struct Planes {
   Axes axes;
-  int outer;           // the slabs cut this axis: the first of length over one
-  int64_t slab;        // positions of it in a full slab
-  int64_t lengths[3];  // of a full slab
+  int outer;           // the row blocks cut this axis: the first of length over one
+  int64_t row_block;   // positions of it in a full row block
+  int64_t lengths[3];  // of a full row block
   int64_t phases;      // arrays a channel
   int64_t plane;       // entries from one array to the next
-  int64_t flat;        // entries from a slab's first position to its last, in whole vectors
+  int64_t flat;        // entries from a row block's first position to its last, in whole vectors
 
   template <class T>
   static Planes make(const Axes& axes, int64_t channels, int64_t bytes,
@@ -21,15 +21,16 @@ struct Planes {
     for (int d = p.outer + 1; d < 3; ++d) inner *= p.axes[d].length;
     const int64_t halo = cut.length - cut.positions;
     const int64_t afford = bytes / std::max<int64_t>(1, channels * p.phases * inner * sizeof(T));
-    p.slab = std::clamp<int64_t>(afford - halo, std::min<int64_t>(cut.positions, 2 * halo + 1),
-                                 std::max<int64_t>(1, cut.positions));
+    p.row_block = std::clamp<int64_t>(afford - halo, std::min<int64_t>(cut.positions, 2 * halo + 1),
+                                      std::max<int64_t>(1, cut.positions));
     int64_t row = 1;
     for (int d = p.outer + 1; d < 3; ++d) row *= p.axes[d].positions;
-    p.slab = std::clamp<int64_t>(most_positions / std::max<int64_t>(1, row), 1, p.slab);
-    // As many slabs as that takes, all of about one size.
-    p.slab = std::max<int64_t>(1, ceil_div(cut.positions, ceil_div(cut.positions, p.slab)));
+    p.row_block = std::clamp<int64_t>(most_positions / std::max<int64_t>(1, row), 1, p.row_block);
+    // As many row blocks as that takes, all of about one size.
+    p.row_block =
+        std::max<int64_t>(1, ceil_div(cut.positions, ceil_div(cut.positions, p.row_block)));
     for (int d = 0; d < 3; ++d) p.lengths[d] = p.axes[d].length;
-    p.lengths[p.outer] = p.slab + halo;
+    p.lengths[p.outer] = p.row_block + halo;
     const int64_t entries = p.lengths[0] * p.lengths[1] * p.lengths[2];
     // An odd number of cache lines: else the arrays of many channels would share few cache sets.
     constexpr int64_t kLine = 64 / sizeof(T);
@@ -38,31 +39,32 @@ struct Planes {
     return p;
   }
 
-  int64_t slabs() const {
+  int64_t row_blocks() const {
     const int64_t total = axes[outer].positions;
-    return total == 0 ? 0 : (total + slab - 1) / slab;
+    return total == 0 ? 0 : (total + row_block - 1) / row_block;
   }
-  // Positions of axis d in slab number `index`, and the first of them.
-  int64_t begin(int d, int64_t index) const { return d == outer ? index * slab : 0; }
+  // Positions of axis d in row block number `index`, and the first of them.
+  int64_t begin(int d, int64_t index) const { return d == outer ? index * row_block : 0; }
   int64_t count(int d, int64_t index) const {
-    return d == outer ? std::min(slab, axes[d].positions - index * slab) : axes[d].positions;
+    return d == outer ? std::min(row_block, axes[d].positions - index * row_block)
+                      : axes[d].positions;
   }
   int64_t positions(int64_t index) const {
     return count(0, index) * count(1, index) * count(2, index);
   }
-  // Entries of axis d that the positions of a slab read.
+  // Entries of axis d that the positions of a row block read.
   int64_t filled(int d, int64_t index) const {
     return d == outer ? count(d, index) + axes[d].length - axes[d].positions : lengths[d];
   }
-  // Flat entries that hold all positions of slab `index`, rounded up to whole vectors.
+  // Flat entries that hold all positions of row block `index`, rounded up to whole vectors.
   template <class T>
   int64_t extent(int64_t index) const {
     int64_t last = 0;
     for (int d = 0; d < 3; ++d) last = last * lengths[d] + count(d, index) - 1;
     return round_up(last + 1, kWidth<T>);
   }
-  // Positions [first, second) of slab `index` at which a tap of axis d reads the source, and not
-  // the zeros beside it.
+  // Positions [first, second) of row block `index` at which a tap of axis d reads the source, and
+  // not the zeros beside it.
   std::pair<int64_t, int64_t> inside(int d, int64_t tap, int64_t index) const {
     const Axis& axis = axes[d];
     const Tap& t = axis.taps[tap];
@@ -78,8 +80,8 @@ struct Planes {
     const int64_t taps = axes[d].taps.size();
     int64_t found = 0;
     for (int64_t tap = 0; tap < taps; ++tap)
-      for (int64_t slab = 0; slab < (d == outer ? slabs() : 1); ++slab)
-        found += inside(d, tap, slab).second - inside(d, tap, slab).first;
+      for (int64_t row_block = 0; row_block < (d == outer ? row_blocks() : 1); ++row_block)
+        found += inside(d, tap, row_block).second - inside(d, tap, row_block).first;
     return double(found) / std::max<int64_t>(1, taps * axes[d].positions);
   }
   int64_t row(int64_t z, int64_t y) const { return (z * lengths[1] + y) * lengths[2]; }
@@ -115,16 +117,17 @@ inline void prefetch_row(const T* row, int64_t count, int64_t stride) {
   for (int64_t i = 0; stride == 1 && i < count; i += kLine) __builtin_prefetch(row + i);
 }
 
-// Fills the arrays of channels [c0, c1) of sample n, column v, for one slab, in the order of their
-// addresses, and fetches the next channel meanwhile. Zeros outside the source may be there already.
+// Fills the arrays of channels [c0, c1) of sample n, column v, for one row block, in the order of
+// their addresses, and fetches the next channel meanwhile. Zeros outside the source may be there
+// already.
 template <class T, class F>
-void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src, int64_t v,
+void fill_planes(T* dst, const Planes& p, int64_t row_block, const Grid<const T>& src, int64_t v,
                  int64_t n, int64_t c0, int64_t c1, F f, bool has_zeros = false) {
   const T* base = src.channel(v, n, 0);
   int64_t lengths[3], start[3], steps[3];
   for (int d = 0; d < 3; ++d) {
-    lengths[d] = p.filled(d, slab);
-    start[d] = p.begin(d, slab) + p.axes[d].first;
+    lengths[d] = p.filled(d, row_block);
+    start[d] = p.begin(d, row_block) + p.axes[d].first;
     steps[d] = p.axes[d].stride * src.stride[3 + d];
   }
   // Phases, and their entries [first, last) that lie inside the source.
@@ -179,14 +182,15 @@ void fill_planes(T* dst, const Planes& p, int64_t slab, const Grid<const T>& src
 // Fills rows of the positions themselves, laid out like the arrays. What lies between positions is
 // not written: `dst` must be zero there when it is new.
 template <class T, class F>
-void fill_positions(T* dst, int64_t pitch, const Planes& p, int64_t slab, const Grid<const T>& src,
-                    int64_t v, int64_t n, int64_t c0, int64_t c1, F f) {
+void fill_positions(T* dst, int64_t pitch, const Planes& p, int64_t row_block,
+                    const Grid<const T>& src, int64_t v, int64_t n, int64_t c0, int64_t c1, F f) {
   const T* base = src.channel(v, n, 0);
-  const int64_t nz = p.count(0, slab), ny = p.count(1, slab), nx = p.count(2, slab);
-  const T* corner = base + p.begin(0, slab) * src.stride[3] + p.begin(1, slab) * src.stride[4] +
-                    p.begin(2, slab) * src.stride[5];
-  // A short last slab, and the first one after it, find another slab's values in their gaps.
-  if (p.slabs() > 1 && (slab == 0 || slab == p.slabs() - 1))
+  const int64_t nz = p.count(0, row_block), ny = p.count(1, row_block), nx = p.count(2, row_block);
+  const T* corner = base + p.begin(0, row_block) * src.stride[3] +
+                    p.begin(1, row_block) * src.stride[4] + p.begin(2, row_block) * src.stride[5];
+  // A short last row block, and the first one after it, find another row block's values in their
+  // gaps.
+  if (p.row_blocks() > 1 && (row_block == 0 || row_block == p.row_blocks() - 1))
     std::fill(dst, dst + (c1 - c0) * pitch, T(0));
   for (int64_t c = c0; c < c1; ++c, dst += pitch)
     for (int64_t z = 0; z < nz; ++z)

@@ -39,86 +39,41 @@ inline void copy_row(T* dst, const T* src, int64_t count, int64_t stride, F f) {
   for (int64_t i = 0; i < count; ++i) dst[i] = f(src[i * stride]);
 }
 
-// Four lines of four values: to[x * to_step + c] = f(from[offsets[c] + x]).
-template <class F>
-inline void transpose_four(float* to, int64_t to_step, const float* from, const int64_t offsets[4],
-                           F f) {
-  typedef Quarter<float>::Reg Q;
-  Q q[4];
-  for (int c = 0; c < 4; ++c) {
-    __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
-    q[c] = f(q[c]);
-  }
-  const Q a = __builtin_shufflevector(q[0], q[1], 0, 4, 1, 5);
-  const Q b = __builtin_shufflevector(q[2], q[3], 0, 4, 1, 5);
-  const Q c = __builtin_shufflevector(q[0], q[1], 2, 6, 3, 7);
-  const Q d = __builtin_shufflevector(q[2], q[3], 2, 6, 3, 7);
-  const Q out[4] = {
-      __builtin_shufflevector(a, b, 0, 1, 4, 5), __builtin_shufflevector(a, b, 2, 3, 6, 7),
-      __builtin_shufflevector(c, d, 0, 1, 4, 5), __builtin_shufflevector(c, d, 2, 3, 6, 7)};
-  for (int x = 0; x < 4; ++x) __builtin_memcpy(to + x * to_step, &out[x], sizeof(Q));
-}
-template <class F>
-inline void transpose_four(double* to, int64_t to_step, const double* from,
-                           const int64_t offsets[4], F f) {
-  for (int x = 0; x < 4; ++x)
-    for (int c = 0; c < 4; ++c) to[x * to_step + c] = f(from[offsets[c] + x]);
-}
-
-// The same of eight lines, for sets whose vectors hold eight values.
-template <class T, class F>
-inline void transpose_eight(T* to, int64_t to_step, const T* from, const int64_t offsets[8], F f) {
-  typedef typename Quarter<T>::Reg Q;
-  typedef T H __attribute__((vector_size(32), aligned(4), may_alias));
-  Q q[8];
-  for (int c = 0; c < 8; ++c) {
-    __builtin_memcpy(&q[c], from + offsets[c], sizeof(Q));
-    q[c] = f(q[c]);
-  }
-  // Lines c and c + 4 in one vector.
-  const auto h0 = __builtin_shufflevector(q[0], q[4], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto h1 = __builtin_shufflevector(q[1], q[5], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto h2 = __builtin_shufflevector(q[2], q[6], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto h3 = __builtin_shufflevector(q[3], q[7], 0, 1, 2, 3, 4, 5, 6, 7);
-  const auto a = __builtin_shufflevector(h0, h1, 0, 8, 1, 9, 4, 12, 5, 13);
-  const auto b = __builtin_shufflevector(h2, h3, 0, 8, 1, 9, 4, 12, 5, 13);
-  const auto c = __builtin_shufflevector(h0, h1, 2, 10, 3, 11, 6, 14, 7, 15);
-  const auto d = __builtin_shufflevector(h2, h3, 2, 10, 3, 11, 6, 14, 7, 15);
-  auto line = [&](int x) -> H& { return *reinterpret_cast<H*>(to + x * to_step); };
-  line(0) = __builtin_shufflevector(a, b, 0, 1, 8, 9, 4, 5, 12, 13);
-  line(1) = __builtin_shufflevector(a, b, 2, 3, 10, 11, 6, 7, 14, 15);
-  line(2) = __builtin_shufflevector(c, d, 0, 1, 8, 9, 4, 5, 12, 13);
-  line(3) = __builtin_shufflevector(c, d, 2, 3, 10, 11, 6, 7, 14, 15);
-}
-
 // Rows of lines: how many, and how far apart they are.
 struct Rows {
   int64_t count = 1, to = 0, from = 0;
 };
 
-// to[x * to_step + c] = f(from[offsets[c] + x]): lines that start anywhere, side by side, of each
-// row.
+// to[x * to_step + c] = f(from[offsets[c] + x]): as many lines at a time as fill kBytes, then
+// fewer.
+template <int kBytes, class T, class F>
+inline void gather_row(T* to, int64_t to_step, const T* from, const int64_t* offsets, int64_t lines,
+                       int64_t count, F f) {
+  constexpr int64_t kLines = kBytes / sizeof(T), kEntries = kPart<T>;
+  if constexpr (kBytes < 16) {
+    for (int64_t c = 0; c < lines; ++c)
+      for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = f(from[offsets[c] + x]);
+  } else {
+    int64_t c = 0;
+    for (; count >= kEntries && c + kLines <= lines; c += kLines)
+      for (int64_t next = 0; next < count; next += kEntries) {
+        const int64_t first = std::min(next, count - kEntries);
+        transpose<kBytes, T>([&](int64_t j) { return from + offsets[c + j] + first; },
+                             [&](int64_t x, auto entries) {
+                               entries = f(entries);
+                               __builtin_memcpy(to + (first + x) * to_step + c, &entries, kBytes);
+                             });
+      }
+    gather_row<kBytes / 2>(to + c, to_step, from, offsets + c, lines - c, count, f);
+  }
+}
+
+// The same of each row: lines that start anywhere, next to each other.
 template <class T, class F = Identity>
 [[gnu::noinline]] void gather_lines(T* to, int64_t to_step, const T* from, const int64_t* offsets,
                                     int64_t lines, int64_t count, Rows rows = {}, F f = {}) {
-  // Where the last four entries of a line begin: they may overlap those before.
-  const int64_t last = count - 4;
-  for (int64_t row = 0; row < rows.count; ++row, to += rows.to, from += rows.from) {
-    int64_t c = 0;
-    if constexpr (std::is_same_v<T, float> && kVectorBytes >= 32)
-      for (; last >= 0 && c + 8 <= lines; c += 8)
-        for (int64_t next = 0; next < count; next += 4) {
-          const int64_t x = std::min(next, last);
-          transpose_eight(to + x * to_step + c, to_step, from + x, offsets + c, f);
-        }
-    for (; last >= 0 && c + 4 <= lines; c += 4)
-      for (int64_t next = 0; next < count; next += 4) {
-        const int64_t x = std::min(next, last);
-        transpose_four(to + x * to_step + c, to_step, from + x, offsets + c, f);
-      }
-    for (; c < lines; ++c)
-      for (int64_t x = 0; x < count; ++x) to[x * to_step + c] = f(from[offsets[c] + x]);
-  }
+  for (int64_t row = 0; row < rows.count; ++row, to += rows.to, from += rows.from)
+    gather_row<kVectorBytes>(to, to_step, from, offsets, lines, count, f);
 }
 
 // to[x * to_step + c] = f(from[x * step + c * channel_stride]): lines of channels, side by side, of

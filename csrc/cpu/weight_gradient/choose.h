@@ -59,7 +59,8 @@ class BlockMaker {
   }
 
   // values += G of the block, summed over units [begin, end), the pairs of a sample and a column,
-  // from grids like the problem's with a function applied to either: without Winograd.
+  // from grids like the problem's with a function applied to either: of a problem that may not be
+  // transformed, so that the strategy is direct.
   template <class F, class H>
   void add(T* values, const Grid<const T>& small, const Grid<const T>& large, const Block& block,
            int64_t begin, int64_t end, F of_small, H of_large) {

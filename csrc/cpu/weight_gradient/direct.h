@@ -15,8 +15,9 @@ class Direct {
   // Instructions for a block of one sample and column.
   static double cost(const Correlation<T>& p, int64_t rows, int64_t channels) {
     const Planes planes = Rows::planes(p, channels);
-    const double filled = tuning::kCopied * channels * planes.phases * planes.slabs() * planes.flat;
-    return Rows::cost(p, planes, rows, channels) + filled / (planes.slabs() > 1 ? 1 : p.reuse);
+    const double filled =
+        tuning::kCopied * channels * planes.phases * planes.row_blocks() * planes.flat;
+    return Rows::cost(p, planes, rows, channels) + filled / (planes.row_blocks() > 1 ? 1 : p.reuse);
   }
 
   Direct(const Correlation<T>& p, int64_t rows, int64_t channels)
@@ -63,16 +64,17 @@ class Direct {
     const int64_t step = block.channels() * planes_.phases * planes_.plane;
     for (Samples some{all.first, 0}; some.first < all.last; some.first = some.last) {
       some.last = std::min(all.last, some.first + together_);
-      for (int64_t slab = 0; slab < planes_.slabs(); ++slab, accumulate = true) {
-        const Key key{large.channel(v, some.first, b), block.channels(), some.count(), slab,
+      for (int64_t row_block = 0; row_block < planes_.row_blocks();
+           ++row_block, accumulate = true) {
+        const Key key{large.channel(v, some.first, b), block.channels(), some.count(), row_block,
                       std::is_same_v<H, Square>};
         if (std::exchange(key_, key) != key)
           for (int64_t n = some.first; n < some.last; ++n)
-            fill_planes<T>(images_.data() + (n - some.first) * step, planes_, slab, large, v, n, b,
-                           b + block.channels(), of_large, planes_.slabs() == 1);
-        rows_.take(small, v, some, a, block.rows(), slab, of_small);
-        rows_.multiply(images_.data(), step, some.count(), block.rows(), block.channels(), slab,
-                       values, accumulate);
+            fill_planes<T>(images_.data() + (n - some.first) * step, planes_, row_block, large, v,
+                           n, b, b + block.channels(), of_large, planes_.row_blocks() == 1);
+        rows_.take(small, v, some, a, block.rows(), row_block, of_small);
+        rows_.multiply(images_.data(), step, some.count(), block.rows(), block.channels(),
+                       row_block, values, accumulate);
       }
     }
   }
@@ -81,7 +83,7 @@ class Direct {
   // What the images were made from.
   struct Key {
     const T* from = nullptr;
-    int64_t channels = 0, samples = 0, slab = 0;
+    int64_t channels = 0, samples = 0, row_block = 0;
     bool squared = false;
     bool operator==(const Key&) const = default;
   };

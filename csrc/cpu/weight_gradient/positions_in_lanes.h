@@ -15,7 +15,7 @@ class PositionsInLanes {
   // Instructions beside those that fill the images.
   static double cost(const Correlation<T>& p, const Planes& planes, int64_t rows,
                      int64_t channels) {
-    const double flat = planes.slabs() * planes.flat, columns = channels * p.kernel;
+    const double flat = planes.row_blocks() * planes.flat, columns = channels * p.kernel;
     return rows * (tuning::kShifted * columns * (flat / kWidth<T> + 4) + tuning::kCopied * flat);
   }
 
@@ -35,16 +35,16 @@ class PositionsInLanes {
   // Rows [a, a + rows) of a sample, with a function applied.
   template <class F>
   void take(const Grid<const T>& s, int64_t v, const Samples& samples, int64_t a, int64_t rows,
-            int64_t slab, F f) {
-    fill_positions<T>(rows_.data(), planes_.flat, planes_, slab, s, v, samples.first, a, a + rows,
-                      f);
+            int64_t row_block, F f) {
+    fill_positions<T>(rows_.data(), planes_.flat, planes_, row_block, s, v, samples.first, a,
+                      a + rows, f);
   }
 
   // values (+)= rows times windows of the images.
-  void multiply(const T* images, int64_t, int64_t, int64_t rows, int64_t channels, int64_t slab,
-                T* values, bool accumulate) {
+  void multiply(const T* images, int64_t, int64_t, int64_t rows, int64_t channels,
+                int64_t row_block, T* values, bool accumulate) {
     dot_block<T>(rows_.data(), planes_.flat, rows, images, offsets_.data(), channels * kernel_,
-                 planes_.extent<T>(slab), values, pitch_, accumulate);
+                 planes_.extent<T>(row_block), values, pitch_, accumulate);
   }
 
  private:

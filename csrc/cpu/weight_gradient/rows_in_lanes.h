@@ -21,13 +21,13 @@ class RowsInLanes {
       return std::numeric_limits<double>::infinity();
     double products = 0;
     each_panel(vectors, [&](int64_t, int64_t some) { products += tuning::kPanelCost[some - 1]; });
-    return products * channels * p.kernel * (p.positions + tuning::kStored * planes.slabs()) +
+    return products * channels * p.kernel * (p.positions + tuning::kStored * planes.row_blocks()) +
            tuning::kTransposed * vectors * kWidth<T> * p.positions;
   }
 
   // Samples whose positions fill a panel.
   static int64_t together(const Correlation<T>& p, const Planes& planes) {
-    if (planes.slabs() > 1 || p.columns > 1) return 1;
+    if (planes.row_blocks() > 1 || p.columns > 1) return 1;
     return std::clamp<int64_t>(tuning::kPanelPositions / p.positions, 1, p.samples);
   }
 
@@ -57,17 +57,17 @@ class RowsInLanes {
   // Rows [a, a + rows) of the samples, with a function applied.
   template <class F>
   void take(const Grid<const T>& s, int64_t v, const Samples& samples, int64_t a, int64_t rows,
-            int64_t slab, F f) {
-    int64_t nx = planes_.count(2, slab), ny = planes_.count(1, slab);
+            int64_t row_block, F f) {
+    int64_t nx = planes_.count(2, row_block), ny = planes_.count(1, row_block);
     if (s.stride[4] == nx * s.stride[5]) nx *= std::exchange(ny, 1);  // lines that are one
-    const int64_t positions = planes_.positions(slab);
+    const int64_t positions = planes_.positions(row_block);
     each_panel(ceil_div(rows, kWidth<T>), [&](int64_t first, int64_t vectors) {
       const int64_t width = vectors * kWidth<T>, count = std::min(width, rows - first);
       T* to = panels_.data() + first * samples.count() * positions;
       for (int64_t n = samples.first; n < samples.last; ++n) {
         const T* from = s.channel(v, n, a + first);
-        for (int d = 0; d < 3; ++d) from += planes_.begin(d, slab) * s.stride[3 + d];
-        for (int64_t z = 0; z < planes_.count(0, slab); ++z, to += ny * nx * width)
+        for (int d = 0; d < 3; ++d) from += planes_.begin(d, row_block) * s.stride[3 + d];
+        for (int64_t z = 0; z < planes_.count(0, row_block); ++z, to += ny * nx * width)
           interleave(to, width, from + z * s.stride[3], s.stride[5], s.stride[2], count, nx,
                      {ny, nx * width, s.stride[4]}, f);
       }
@@ -79,11 +79,11 @@ class RowsInLanes {
 
   // values (+)= rows times windows of the images, which are `step` apart for each of the samples.
   void multiply(const T* images, int64_t step, int64_t samples, int64_t rows, int64_t channels,
-                int64_t slab, T* values, bool accumulate) {
+                int64_t row_block, T* values, bool accumulate) {
     for (const TapGroup& group : groups_) {
-      find_lines(group, step, samples, slab);
+      find_lines(group, step, samples, row_block);
       each_panel(ceil_div(rows, kWidth<T>), [&](int64_t first, int64_t vectors) {
-        const T* panel = panels_.data() + first * samples * planes_.positions(slab);
+        const T* panel = panels_.data() + first * samples * planes_.positions(row_block);
         outer_panel<T>(ShiftedLines<T>{images, panel, vectors * kWidth<T>, group.offsets.data(),
                                        &lines_.front(), &lines_.back()},
                        channels * group.taps, vectors * kWidth<T>,
@@ -111,13 +111,13 @@ class RowsInLanes {
   }
 
   // The lines that a group reads: at least one, even if it has zeros alone.
-  void find_lines(const TapGroup& group, int64_t step, int64_t samples, int64_t slab) {
-    const int64_t nz = planes_.count(0, slab), ny = planes_.count(1, slab);
-    const int64_t nx = planes_.count(2, slab);
+  void find_lines(const TapGroup& group, int64_t step, int64_t samples, int64_t row_block) {
+    const int64_t nz = planes_.count(0, row_block), ny = planes_.count(1, row_block);
+    const int64_t nx = planes_.count(2, row_block);
     std::pair all_z{int64_t(0), nz}, all_y{int64_t(0), ny};
     if (group.z >= 0) {
-      all_z = planes_.inside(0, group.z, slab);
-      all_y = planes_.inside(1, group.y, slab);
+      all_z = planes_.inside(0, group.z, row_block);
+      all_y = planes_.inside(1, group.y, row_block);
     }
     lines_.clear();
     for (int64_t n = 0; n < samples; ++n)

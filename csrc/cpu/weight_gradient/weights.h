@@ -15,29 +15,16 @@ void gather_weight(T* to, const T* weight, const Correlation<T>& p, const Block&
       std::copy(from, from + width, to);
 }
 
-// The whole weight, block after block in the blocks' own layout: gathered once for all samples.
+// The whole weight, block after block, `size` entries each, in the blocks' own layout.
 template <class T>
-class GatheredWeight {
- public:
-  GatheredWeight(const Context& context, const T* weight, const Correlation<T>& p,
-                 const std::vector<Block>& blocks, const Layout& layout, int64_t size)
-      : size_(size), storage_(count(blocks, size), count(blocks, size)) {
-    context.parallel_for(blocks.size(), [&](int64_t b) {
-      T* to = storage_.data() + b * size_;
-      std::fill(to, to + size_, T(0));
-      gather_weight(to, weight, p, blocks[b], layout);
-    });
-  }
-  const T* block(int64_t b) { return storage_.data() + b * size_; }
-
- private:
-  static int64_t count(const std::vector<Block>& blocks, int64_t size) {
-    return size * static_cast<int64_t>(blocks.size());
-  }
-
-  int64_t size_;
-  Scratch<T> storage_;
-};
+Scratch<T> gather_weights(const Context& context, const T* weight, const Correlation<T>& p,
+                          const std::vector<Block>& blocks, const Layout& layout, int64_t size) {
+  Scratch<T> all(size * blocks.size());
+  context.parallel_for(blocks.size(), [&](int64_t b) {
+    gather_weight(all.data() + b * size, weight, p, blocks[b], layout);
+  });
+  return all;
+}
 
 // out <- decay * out + scale * value on a strided weight [A, B, kz, ky, kx], for one block.
 template <class T>

@@ -1,12 +1,12 @@
 // Per-sample weight gradients by Winograd's F(m, r) in both dimensions.
 //
-// Sums over positions are taken on the products, so they are points^2 matrix products over tiles of
-// r x r positions: for 3 x 3 taps a tile of 2 x 2 takes 16 products instead of 36, one of 4 x 4 36
-// instead of 144; for 5 x 5 taps one of 2 x 2 takes 36 instead of 100.
+// Sums over positions are taken on the products, so they are (m + r - 1)^2 matrix products, one a
+// plane, over tiles of r x r positions: for 3 x 3 taps a tile of 2 x 2 takes 16 products instead of
+// 36, one of 4 x 4 36 instead of 144; for 5 x 5 taps one of 2 x 2 takes 36 instead of 100.
 //
 // Vectors run along the block's rows or along its channels, whichever fills them better (the inner
 // side), a panel of them at a time; the other side is broadcast, a pack of it at a time. Products
-// [other][points^2][kPanel] of a pack stay in the first-level cache, and their taps are handed on
+// [other][plane][kPanel] of a pack stay in the first-level cache, and their taps are handed on
 // while they are in registers.
 
 template <class T, int m, int r>
@@ -140,7 +140,7 @@ class Winograd {
     return bytes <= tuning::kHeldBytes ? row_blocks() * (inside_ ? 1 : panels(inner_)) : 1;
   }
 
-  // products[other][point][inner] (+)= sum over the row block's tiles, for some others of a pack
+  // products[other][plane][inner] (+)= sum over the row block's tiles, for some others of a pack
   void multiply(const T* outer, const T* inner, int64_t others, int64_t lanes, int64_t row_block,
                 T* products) const {
     const int64_t tiles = std::min(held_, down_ - row_block * held_) * across_;
@@ -155,16 +155,16 @@ class Winograd {
   void multiply_others(const T* outer, const T* inner, int64_t others, int64_t tiles, T* products,
                        bool accumulate) const {
     each_tile<R>(others, [&]<int S>(int64_t first) {
-      multiply_points<S, C>(outer + first, plane(kPack), inner, plane(C * kWidth<T>), tiles,
+      multiply_planes<S, C>(outer + first, plane(kPack), inner, plane(C * kWidth<T>), tiles,
                             products + first * kPlanes * kPanel<T>, accumulate);
     });
   }
 
   template <int R, int C>
-  [[gnu::noinline]] static void multiply_points(const T* outer, int64_t outer_plane, const T* inner,
+  [[gnu::noinline]] static void multiply_planes(const T* outer, int64_t outer_plane, const T* inner,
                                                 int64_t inner_plane, int64_t tiles, T* products,
                                                 bool accumulate) {
-    for (int point = 0; point < kPlanes; ++point) {
+    for (int plane = 0; plane < kPlanes; ++plane) {
       outer_tile<T, R, C>(Strided<T>{outer, 1, kPack, inner, C * kWidth<T>, tiles},
                           Store<T>{products, kPlanes * kPanel<T>, accumulate});
       outer += outer_plane;

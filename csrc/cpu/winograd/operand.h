@@ -1,6 +1,6 @@
 // One operand of a weight gradient, transformed in both dimensions.
 //
-// Planes [pack][points^2][tile][lane], channels by packs so that a product reads both operands in
+// Planes [pack][plane][tile][lane], channels by packs so that a product reads both operands in
 // order, for a block of rows of tiles. Planes of a few row blocks may be held at a time, each until
 // another is wanted in its slot.
 
