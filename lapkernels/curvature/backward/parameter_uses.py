@@ -149,3 +149,8 @@ def token_columns(use: EmbeddingUse, s: Tensor) -> Tensor:
     """Columns [V, N, T, D], zero at tokens that have no gradient."""
     entry = use.samples.split(s, 1).flatten(2, -2)
     return entry * tokens_read(use).to(entry.dtype).unsqueeze(-1)
+
+
+def same_entries(a: Tensor | None, b: Tensor | None) -> bool:
+    """Whether two layouts are equal."""
+    return a is b or (a is not None and b is not None and torch.equal(a, b))

@@ -27,6 +27,7 @@ from lapkernels.curvature.backward.parameter_uses import (
     matrix_entries,
     matrix_shape,
     parameter_uses,
+    same_entries,
 )
 from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
@@ -38,7 +39,6 @@ from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sam
 from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks, check_limit
 from lapkernels.curvature.quantities.loop import Loop
 from lapkernels.curvature.recording.graph import Share
-from lapkernels.curvature.results.kronecker import same_entries
 from lapkernels.curvature.results.summary import ByName, finite
 from lapkernels.likelihoods import resolve
 from lapkernels.rules import WeightUse

@@ -18,6 +18,7 @@ from lapkernels.curvature.backward.parameter_uses import (
     matrix_entries,
     matrix_shape,
     parameter_uses,
+    same_entries,
     token_columns,
     token_indices,
     tokens_read,
@@ -27,7 +28,7 @@ from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.passes.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
-from lapkernels.curvature.results.kronecker import Factors, same_entries
+from lapkernels.curvature.results.kronecker import Factors
 from lapkernels.ops import Geometry
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.affine import LINEAR

@@ -5,8 +5,8 @@ ones. A recorded pass whose functions were all known (``shortcuts``) leaves a ``
 calls in order, with tensors numbered. A later pass of the same model on tensors of the same
 signature runs the model and compares each call: the same function, arguments and numbers. Then it
 reuses the template's rules, with its own tensors in them. At the first difference the pass is
-recorded instead. If only module ``settings`` matter, recorded calls are replayed without running
-the model.
+recorded instead. If only module settings matter, recorded calls are replayed without running the
+model: hooks, overridden methods and modules of other kinds may do anything.
 
 A template serves one pass at a time: it is taken from the model's list and returned, without
 tensors, when the pass is deleted.
@@ -16,23 +16,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from threading import Lock
 from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as every_module
 
 from lapkernels.curvature.data.batches import Batch
 from lapkernels.curvature.data.random_state import random_state_kept
-from lapkernels.curvature.recording.aliasing import version_of
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.run import record
 from lapkernels.curvature.recording.run_model import Start, Subject, run
-from lapkernels.curvature.recording.settings import settings_of
-from lapkernels.curvature.recording.torch_functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
-from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, repeats
-from lapkernels.curvature.recording.watch import Watch
+from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, keep
+from lapkernels.curvature.recording.watch import Different, Replay
 
 KeepsGraph = bool | Callable[[Graph], bool]
 
@@ -40,6 +39,37 @@ KeepsGraph = bool | Callable[[Graph], bool]
 TEMPLATES = 2
 # Signatures of inputs that are remembered for a model.
 KINDS = 8
+
+# Layers whose forward reads the input, the layer's parameters and buffers, and the attributes named
+# by the class as ``__constants__``, nothing else. A Sequential calls its layers in order.
+LAYERS: tuple[type[nn.Module], ...] = (
+    *(nn.Sequential, nn.Identity, nn.Flatten, nn.Unflatten, nn.Linear, nn.Embedding),
+    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
+    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
+    *(nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm),
+    *(nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.CELU, nn.SELU, nn.GELU, nn.SiLU, nn.Mish),
+    *(nn.Tanh, nn.Sigmoid, nn.Softplus, nn.Softmax, nn.LogSoftmax),
+    *(nn.Hardtanh, nn.Hardswish, nn.Hardsigmoid),
+    *(nn.MaxPool2d, nn.AvgPool2d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.Upsample),
+    *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
+)
+# The methods that a call of such a layer runs.
+_METHODS = ("forward", "_conv_forward", "_output_padding", "_check_input_dim", "__iter__")
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_hooks = attrgetter(*_HOOKS)
+_Read = Callable[[Any], Any]
+
+
+def _readers(layer: type[nn.Module]) -> tuple[_Read, Any, _Read]:
+    """What reads a layer's methods, these as they are now, and what reads its settings."""
+    methods = attrgetter(*(name for name in _METHODS if hasattr(layer, name)))
+    constants: Iterable[str] = getattr(layer, "__constants__", ())
+    return methods, methods(layer), attrgetter("training", *constants)
+
+
+_READERS: dict[type[nn.Module], tuple[_Read, Any, _Read]] = {
+    layer: _readers(layer) for layer in LAYERS
+}
 
 
 @dataclass(eq=False, slots=True)
@@ -114,10 +144,28 @@ def _settings(subject: Subject) -> object:
 
 
 def _present_settings(subject: Subject) -> tuple[Any, ...] | None:
-    settings = settings_of(module for _, module in subject.contents.modules)
+    settings = _layer_settings(module for _, module in subject.contents.modules)
     if settings is None:
         return None
     return (*settings, *[name for _, _, keys in subject.contents.places for _, name in keys])
+
+
+def _layer_settings(modules: Iterable[nn.Module]) -> list[Any] | None:
+    """All settings of these modules, in the order of their paths; None if other things matter."""
+    # Global module hooks. If torch lacks one of these names, there may be others.
+    if any([getattr(every_module, f"_global{name}", True) for name in _HOOKS]):
+        return None
+    found: list[Any] = []
+    for module in modules:
+        kind = type(module)
+        readers = _READERS.get(kind)
+        if readers is None or any(_hooks(module)):
+            return None
+        methods, known, settings = readers
+        if methods(kind) != known or not vars(module).keys().isdisjoint(_METHODS):
+            return None
+        found.append((kind, settings(module)))
+    return found
 
 
 def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
@@ -176,7 +224,7 @@ def _repeated(calls: Calls, given: list[Tensor], keep_graph: bool) -> Tensor | N
         for step in calls.steps:
             if step.returned is None:
                 given += _results(step, given)
-            _keep(step, given, keep_graph)
+            keep(step, given, keep_graph)
     return given[calls.output]
 
 
@@ -208,90 +256,3 @@ def _watched(
             raise
         return None
     return output if watch.is_complete(output) else None
-
-
-def _keep(step: Step, tensors: Sequence[Tensor], detach: bool) -> None:
-    """Store the tensors of a call in its rule."""
-    for kept, index in step.kept:
-        kept.tensor = tensors[index].detach() if detach else tensors[index]
-
-
-class Different(RuntimeError):
-    """The calls of a pass differ from the template's."""
-
-
-class Replay(Watch):
-    """Compares the functions that a model calls with a template, and stores their tensors in it.
-
-    ``given`` are the tensors known at the start, in the order of their numbers. Without
-    ``keep_graph`` the pass runs without autograd, which is faster.
-    """
-
-    error = Different
-
-    def __init__(self, calls: Calls, given: Sequence[Tensor], keep_graph: bool) -> None:
-        super().__init__()
-        self._detach = any(tensor.requires_grad for tensor in given)
-        self._questions = QUESTIONS if keep_graph else QUESTIONS_WITHOUT_GRAPH
-        self._steps = iter(calls.steps)
-        self._order, self._output = calls.numbers, calls.output
-        # Kept alive, so that an id means one tensor.
-        self._tensors = list(given)
-        self._numbers = dict(zip(map(id, given), calls.numbers, strict=False))
-        self._versions = [version_of(tensor) for tensor in given]
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in self._questions:
-            return func(*args, **kwargs)
-        step, numbers, tensors = next(self._steps, None), self._numbers, self._tensors
-        if (
-            step is None
-            or func is not step.func
-            or torch.is_grad_enabled() is not step.grad
-            or not repeats(args, step.args, numbers)
-            or tuple(kwargs) != step.names
-            or not repeats(tuple(kwargs.values()), step.values, numbers)
-        ):
-            self.fail()
-        run = step.function.run
-        if run is None:
-            outputs = (func(*args, **kwargs),)
-        else:
-            outputs = run(*[filled(one, tensors) for one in step.given])
-        if step.returned is not None:
-            if outputs[0] is not tensors[step.returned]:
-                self.fail()
-            return outputs[0]
-        for out, (shape, dtype) in zip(outputs, step.kinds, strict=True):
-            key = id(out)
-            if (
-                type(out) is not Tensor
-                or out.shape != shape
-                or out.dtype != dtype
-                or key in numbers
-            ):
-                self.fail()
-            numbers[key] = self._order[len(tensors)]
-            tensors.append(out)
-            self._versions.append(version_of(out))
-        _keep(step, tensors, self._detach)
-        return outputs[0]
-
-    def is_complete(self, output: Tensor) -> bool:
-        """Whether all calls were made, with this output.
-
-        No tensor was written to since it was first seen, and none has a hook on its gradient.
-        """
-        return (
-            next(self._steps, None) is None
-            and self._numbers.get(id(output)) is self._order[self._output]
-            and self._versions == list(map(version_of, self._tensors))
-            and not any(tensor._backward_hooks for tensor in self._tensors)
-        )

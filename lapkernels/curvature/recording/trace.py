@@ -93,6 +93,12 @@ def filled(value: Any, tensors: Sequence[Tensor]) -> Any:
     return [filled(one, tensors) for one in value] if kind is list else value
 
 
+def keep(step: Step, tensors: Sequence[Tensor], detach: bool) -> None:
+    """Store the tensors of a call in its rule."""
+    for kept, index in step.kept:
+        kept.tensor = tensors[index].detach() if detach else tensors[index]
+
+
 def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
     """Whether arguments, numbered, would be ``known``. Tensors without a number never are."""
     kind = type(value)

@@ -15,6 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.backward.parameter_uses import same_entries
 from lapkernels.curvature.results.summary import ByName
 
 
@@ -123,8 +124,3 @@ class Kronecker(ByName[Factors]):
             merged, key = one.merge(other[name]), (id(one.output), id(other[name].output))
             factors[name] = replace(merged, output=sums.setdefault(key, merged.output))
         return Kronecker(factors, summary)
-
-
-def same_entries(a: Tensor | None, b: Tensor | None) -> bool:
-    """Whether two layouts are equal."""
-    return a is b or (a is not None and b is not None and torch.equal(a, b))

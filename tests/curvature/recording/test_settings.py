@@ -16,7 +16,7 @@ from torch.nn.modules.module import register_module_forward_hook
 
 import lapkernels as lk
 from lapkernels.curvature.recording import replay
-from lapkernels.curvature.recording.settings import _METHODS, LAYERS
+from lapkernels.curvature.recording.replay import _METHODS, LAYERS
 
 
 def read_by(layer: type[nn.Module], name: str = "forward") -> Iterator[str]:
