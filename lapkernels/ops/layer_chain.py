@@ -63,7 +63,7 @@ def layer_chain(
     layer's activation.
     """
     squares, gradient = ChainSums(), None if g is None else ChainSums()
-    ways = [squares] if gradient is None else [squares, gradient]
+    streams = [squares] if gradient is None else [squares, gradient]
     made: list[Tensor] = []
     read: list[Tensor] = []
     plan: list[int] = []
@@ -74,17 +74,17 @@ def layer_chain(
         goes_on = wants_input or left > 0
         plan += _numbers(layer.geometry, layer.activation, wants_weight, wants_bias, goes_on)
         read += (layer.weight, layer.x) if layer.z is None else (layer.weight, layer.x, layer.z)
-        for way in ways:
+        for sums in streams:
             weight = m.new_empty(layer.weight.shape) if wants_weight else None
             bias = m.new_empty(above.shape[1]) if wants_bias else None
-            way.weights.append(weight)
-            way.biases.append(bias)
+            sums.weights.append(weight)
+            sums.biases.append(bias)
             made += [one for one in (weight, bias) if one is not None]
         above = layer.x
     if wants_input:
-        for way in ways:
-            way.input = m.new_empty(above.shape)
-            made.append(way.input)
+        for sums in streams:
+            sums.input = m.new_empty(above.shape)
+            made.append(sums.input)
     like = [m, *read] if g is None else [m, g, *read]
     LAYER_CHAIN(made, m, g, read, plan, [layer.slope for layer in layers], like=like)
     return squares, gradient
@@ -110,14 +110,14 @@ def _reference(
     slopes: list[float],
 ) -> None:
     results, operands, numbers = iter(made), iter(read), iter(plan)
-    ways = [(m, 2)] if g is None else [(m, 2), (g, 1)]
+    streams = [(m, 2)] if g is None else [(m, 2), (g, 1)]
     for slope in slopes:
         activation = ACTIVATIONS[next(numbers)]
         wants_weight, wants_bias, wants_input, dims = (next(numbers) for _ in range(4))
         weight, x = next(operands), next(operands)
         z = next(operands) if activation != "identity" else None
         taps = _taps(numbers, dims) if dims else None
-        for place, (s, power) in enumerate(ways):
+        for k, (s, power) in enumerate(streams):
             if wants_weight:
                 next(results).copy_(_weight(s, x.pow(power), weight, taps))
             if wants_bias:
@@ -125,8 +125,8 @@ def _reference(
             if wants_input:
                 value = _input(s, x, weight.pow(power), taps)
                 factor = 1 if z is None else derivative(z, activation, slope).pow(power)
-                ways[place] = (value * factor, power)
-    for (s, _), out in zip(ways, results, strict=False):
+                streams[k] = (value * factor, power)
+    for (s, _), out in zip(streams, results, strict=False):
         out.copy_(s)
 
 

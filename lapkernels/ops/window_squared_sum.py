@@ -57,8 +57,8 @@ def window_squared_sum(
         )
     if small.shape[-1] != large.shape[-1]:
         raise ValueError(f"large has {large.shape[-1]} lanes, but small has {small.shape[-1]}")
-    places = (list(stride), list(dilation), list(offset), groups)
-    return _op(small, large, list(kernel_size), *places, out=out, decay=decay, scale=scale)
+    taps = (list(stride), list(dilation), list(offset), groups)
+    return _op(small, large, list(kernel_size), *taps, out=out, decay=decay, scale=scale)
 
 
 def _reference(

@@ -50,7 +50,7 @@ class Attention(Rule):
         if any(operand.is_weight for operand in call.operands) or (mask and mask.active):
             raise Unsupported("attention to or by a weight")
         if any(len(group) > 1 for group in call.same):
-            raise Unsupported("attention with one tensor in several places")
+            raise Unsupported("attention with one tensor as several operands")
         if q.shape[:-2] != k.shape[:-2] or k.shape[:-2] != v.shape[:-2]:
             raise Unsupported("attention with shared heads")
         self.samples = _samples(call, (q, k, v), mask)

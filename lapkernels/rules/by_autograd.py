@@ -96,7 +96,7 @@ def sampled(call: Call, *args: Any, **kwargs: Any) -> Rule:
 
     found = {operand.samples for operand in call.operands} - {None}
     if len(found) > 1 and call.count > 1:
-        raise MixesSamples("its image and its grid hold samples in different places")
+        raise MixesSamples("its image and its grid hold samples in different dimensions")
     samples = call.place(next(iter(found), None), place)
     return LocalGradient(call, *args, samples=samples, **kwargs)
 

@@ -81,14 +81,14 @@ class Index(Lookup):
     """out = x[i, j, ...] with tensors of indices, or masks that are the same for all samples."""
 
     def __init__(self, call: Call, x: Operand, indices: Sequence[Operand | None]) -> None:
-        shape, places = x.shape, Places(call, x, indices)
+        shape, indexed = x.shape, Indices(call, x, indices)
 
         def pull(s: Tensor) -> Tensor:
             out = s.new_zeros(s.shape[0], prod(shape))
-            out.index_add_(1, places.flat(s.device), s.reshape(s.shape[0], -1))
+            out.index_add_(1, indexed.flat(s.device), s.reshape(s.shape[0], -1))
             return out.reshape(-1, *shape)
 
-        super().__init__(call, x, places.read(call, x), pull)
+        super().__init__(call, x, indexed.samples_read(call, x), pull)
 
 
 @register_rule("aten::index_put", "aten::_unsafe_index_put")
@@ -104,9 +104,9 @@ class IndexPut(Movement):
         accumulate: bool = False,
     ) -> None:
         super().__init__(call, x)
-        self.places, self.accumulate = Places(call, x, indices), accumulate
+        self.indices, self.accumulate = Indices(call, x, indices), accumulate
         self.part, self.size = values.shape, len(call.operands)
-        where = self.places.written(call, x, values)
+        where = self.indices.samples_written(call, x, values)
         self.samples = (where,)
         last = self.size - 1
         if where is not None and x.is_weight:
@@ -117,12 +117,12 @@ class IndexPut(Movement):
     def _old(self, s: Tensor) -> Tensor:
         if self.accumulate:
             return s
-        flat = s.reshape(s.shape[0], -1).index_fill(1, self.places.flat(s.device), 0)
+        flat = s.reshape(s.shape[0], -1).index_fill(1, self.indices.flat(s.device), 0)
         return flat.reshape(s.shape)
 
     def _new(self, s: Tensor) -> Tensor:
-        flat = s.reshape(s.shape[0], -1).index_select(1, self.places.flat(s.device))
-        return sum_to_shape(flat.reshape(s.shape[0], *self.places.shape), self.part)
+        flat = s.reshape(s.shape[0], -1).index_select(1, self.indices.flat(s.device))
+        return sum_to_shape(flat.reshape(s.shape[0], *self.indices.shape), self.part)
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
         if index == 0:
@@ -130,7 +130,7 @@ class IndexPut(Movement):
         return self._new(s) if index == self.size - 1 else None
 
 
-class Places:
+class Indices:
     """x[indices] as indices into the flattened x."""
 
     def __init__(self, call: Call, x: Operand, indices: Sequence[Operand | None]) -> None:
@@ -145,8 +145,8 @@ class Places:
         self.shape = tuple(self._map(x.tensor.device).shape)
 
     def _map(self, device: torch.device) -> Tensor:
-        places = torch.arange(prod(self.x_shape), device=device).reshape(self.x_shape)
-        return self.at(places)
+        flat = torch.arange(prod(self.x_shape), device=device).reshape(self.x_shape)
+        return self.at(flat)
 
     def at(self, tensor: Tensor) -> Tensor:
         """tensor[indices]."""
@@ -156,7 +156,7 @@ class Places:
         """The flat indices that are read, in order."""
         return self._map(device).reshape(-1)
 
-    def read(self, call: Call, x: Operand) -> Samples | None:
+    def samples_read(self, call: Call, x: Operand) -> Samples | None:
         """Samples in x[indices]: those of x, which an index may only read within a sample."""
         placed = [x, *(i for i in self.indices if i is not None)]
         if all(operand.samples is None for operand in placed):
@@ -173,7 +173,7 @@ class Places:
                 raise MixesSamples("it reads entries of one sample at an index of another")
         return located(Samples(call.count), found.expand(self.shape))
 
-    def written(self, call: Call, x: Operand, values: Operand) -> Samples | None:
+    def samples_written(self, call: Call, x: Operand, values: Operand) -> Samples | None:
         """Samples in x after values were written at the indices."""
         if all(operand.samples is None for operand in call.operands):
             return None

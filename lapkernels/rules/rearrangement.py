@@ -191,9 +191,9 @@ class Strided(Movement):
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor:
         count = s[0].numel() if s.shape[0] else 0
-        places = torch.arange(torch.Size(self.shape).numel(), device=s.device)
-        read = self._view(places).reshape(-1)
-        out = s.new_zeros(s.shape[0], len(places))
+        flat = torch.arange(torch.Size(self.shape).numel(), device=s.device)
+        read = self._view(flat).reshape(-1)
+        out = s.new_zeros(s.shape[0], len(flat))
         return out.index_add_(1, read, s.reshape(s.shape[0], count)).reshape(-1, *self.shape)
 
 

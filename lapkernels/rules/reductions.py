@@ -107,7 +107,7 @@ def extreme(call: Call, *args: Any, **kwargs: Any) -> Rule:
 
 @register_rule(*(f"aten::{name}" for name in _CONSTANT))
 class Verdict(Reduction):
-    """Reductions to truth values, counts and places: no derivative."""
+    """Reductions to truth values, counts and indices: no derivative."""
 
     differentiable = False
     reads_input = False

@@ -107,10 +107,10 @@ class Op:
             with torch.autocast(device, enabled=False):
                 return self(*arguments, out=out, decay=decay, scale=scale)
         if out is None:
-            way = route(tensors)
-            if way is Route.DIRECT:
+            taken = route(tensors)
+            if taken is Route.DIRECT:
                 return self.run(tensors, arguments, scale)
-            if way is Route.DISPATCHER:
+            if taken is Route.DISPATCHER:
                 value = getattr(torch.ops.lapkernels, self.name)(*arguments)
             else:
                 value = self.reference(*arguments)
@@ -121,10 +121,10 @@ class Op:
                 f"{self.name}: no gradient goes through out; leave it out and add the result, "
                 "or call under torch.no_grad()"
             )
-        way = route([out, *tensors])
-        if way is Route.DIRECT:
+        taken = route([out, *tensors])
+        if taken is Route.DIRECT:
             self.run_into(tensors, arguments, out, decay, scale)
-        elif way is Route.DISPATCHER:
+        elif taken is Route.DISPATCHER:
             getattr(torch.ops.lapkernels, self.name + "_")(out, decay, scale, *arguments)
         else:
             accumulate(out, self.reference(*arguments), decay, scale)
@@ -141,10 +141,10 @@ class ListUpdate:
     def __call__(self, *arguments: Any, like: Sequence[Tensor] | None = None) -> None:
         """Change the tensors. The backend is chosen by the list ``like``."""
         tensors = tensors_of(arguments) if like is None else like
-        way = route(tensors)
-        if way is Route.DIRECT:
+        taken = route(tensors)
+        if taken is Route.DIRECT:
             (compiled(self.name, *tensors) or self.reference)(*arguments)
-        elif way is Route.DISPATCHER:
+        elif taken is Route.DISPATCHER:
             getattr(torch.ops.lapkernels, self.name)(*arguments)
         else:
             self.reference(*arguments)

@@ -123,10 +123,10 @@ def along(samples: Samples, dims: Sequence[int], what: str) -> Samples:
 
 def common(found: Iterable[Samples | None]) -> Samples | None:
     """The samples that all operands have in common."""
-    places = set(found) - {None}
-    if len(places) > 1:
+    layouts = set(found) - {None}
+    if len(layouts) > 1:
         raise MixesSamples("its operands hold their samples in different dimensions")
-    return places.pop() if places else None
+    return layouts.pop() if layouts else None
 
 
 def per_sample(

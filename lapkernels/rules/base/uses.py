@@ -25,7 +25,7 @@ from lapkernels.rules.base.samples import Samples, follow, per_sample, spread, u
 
 
 class Use(ABC):
-    """One way a weight of shape ``shape`` enters one call of ``count`` samples."""
+    """A weight of shape ``shape`` in one call of ``count`` samples."""
 
     shape: tuple[int, ...]
     samples: Samples
