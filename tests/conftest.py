@@ -18,6 +18,13 @@ def pytest_configure() -> None:
         os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+@pytest.fixture(autouse=True)
+def same_start() -> None:
+    """One thread and the same random numbers, whichever tests ran before."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skips the tests marked `gpu` where there is no CUDA device.
 

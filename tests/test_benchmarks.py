@@ -222,8 +222,7 @@ def test_in_place_methods_meet_the_gate_with_fresh_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "expected"),
-    [(torch.ones(2), torch.ones(3)), ([torch.ones(2)], [torch.ones(2)] * 2)],
+    ("result", "expected"), [(torch.ones(2), torch.ones(3)), ([torch.ones(2)], [torch.ones(2)] * 2)]
 )
 def test_wrong_shapes_are_infinitely_wrong(result: object, expected: object) -> None:
     assert relative_error(result, expected) == float("inf")

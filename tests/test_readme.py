@@ -12,7 +12,6 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_blocks_run_in_order() -> None:
-    torch.manual_seed(0)
     space: dict[str, Any] = {}
     blocks = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.S)
     for block in blocks:

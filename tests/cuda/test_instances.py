@@ -12,10 +12,11 @@ from lapkernels import ops
 from tests.cuda import build
 from tests.cuda.conftest import DTYPES
 from tests.cuda.test_agreement import CONV, WIDE
+from tests.cuda.test_columns import MANY
 from tests.cuda.test_pointwise import full_lists
-from tests.cuda.test_windows import MANY, pair
 from tests.ops.cases import draw
 from tests.ops.operations import WITH_OUT
+from tests.ops.windows import pair
 
 # A function template of our namespace whose own name ends so.
 KERNEL = re.compile(r"_ZN10lapkernels4cuda\d+[a-z_]+_kernelI")

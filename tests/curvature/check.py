@@ -1,39 +1,20 @@
-"""Comparing the package with the oracles: noises that fit an output, errors, known gaps."""
+"""Comparing the package with the oracles: noises that fit an output, and errors."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
-from _pytest.mark import ParameterSet
 from torch import Tensor, nn
 
 from lapkernels import likelihoods
 from tests.curvature import oracle
-from tests.curvature.zoo import ZOO, Network
-
-# Networks that the package does not handle yet, by id, with the reason.
-GAPS: dict[str, str] = {}
-
-
-def networks(chosen: Iterable[Network], gaps: Mapping[str, str] = GAPS) -> list[ParameterSet]:
-    """Parameters of a test; those with a gap are expected to fail, and must."""
-    return [
-        pytest.param(
-            network,
-            id=network.id,
-            marks=[pytest.mark.xfail(strict=True, reason=gaps[network.id])]
-            if network.id in gaps
-            else [],
-        )
-        for network in chosen
-    ]
+from tests.curvature.zoo import Network
 
 
 @dataclass(frozen=True)
@@ -209,10 +190,7 @@ def problem(
 
 
 def of(
-    model: nn.Module,
-    x: oracle.Inputs,
-    noise: str = "gaussian",
-    output: oracle.Select | None = None,
+    model: nn.Module, x: oracle.Inputs, noise: str = "gaussian", output: oracle.Select | None = None
 ) -> Problem:
     """A model of one's own with labels."""
     # Fused layers round otherwise: recurrent ones are not recorded, and attention takes another way
@@ -223,11 +201,6 @@ def of(
         f = oracle.call(model, x, output).detach()
     chosen = NOISES[noise] if NOISES[noise].fits(f) else NOISES["bernoulli"]
     return Problem(model, x, chosen.labels(f), f, chosen, output)
-
-
-def rotated(network: Network, words: tuple[str, ...]) -> str:
-    """One of some words for each network, all of them in turn over the zoo."""
-    return words[list(ZOO).index(network.id) % len(words)]
 
 
 def error(found: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> float:
@@ -249,6 +222,18 @@ def error(found: Mapping[str, Tensor], true: Mapping[str, Tensor]) -> float:
             scale = own if own > rounding else overall
             worst = max(worst, float((found[name].double() - value).abs().max()) / (scale or 1.0))
     return worst
+
+
+def close(found: Tensor, true: Tensor, tolerance: float = 1e-10) -> None:
+    """Every entry within the tolerance, relative to the largest."""
+    scale = float(true.abs().max()) if true.numel() else 0.0
+    torch.testing.assert_close(found, true, rtol=tolerance, atol=tolerance * max(scale, 1e-12))
+
+
+def made(network: Network, likelihood: str = "gaussian") -> tuple[nn.Module, Any, Tensor]:
+    """A network with inputs and labels."""
+    model, x = network.make()
+    return model, x, oracle.labels(oracle.call(model, x, network.output).detach(), likelihood)
 
 
 def assert_close(

@@ -10,8 +10,7 @@ parameter that is used under two names counts once, under its first.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, Literal
 
@@ -359,63 +358,3 @@ def _patches(layer: Any, inputs: Any, options: Any) -> Tensor:
         own = jacobian(first, [weight])[0].unflatten(1, (groups, -1))[:, group]
         found.append((own[:, :, 0] if transposed else own[:, 0]).flatten(1).T)
     return torch.stack(found)
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One step of a network: `function(*inputs, *parameters)`.
-
-    `inputs` are indices of values: 0 is the network's input, s + 1 what stage s gives.
-    `parameters` are names.
-    """
-
-    function: Callable[..., Tensor]
-    inputs: tuple[int, ...]
-    parameters: tuple[str, ...] = ()
-
-
-def run_stages(
-    stages: Sequence[Stage], parameters: Mapping[str, Tensor], x: Tensor
-) -> list[Tensor]:
-    """All values, the last being the network's output."""
-    values = [x]
-    for stage in stages:
-        own = [parameters[name] for name in stage.parameters]
-        values.append(stage.function(*[values[i] for i in stage.inputs], *own))
-    return values
-
-
-def approx_diagonal(
-    stages: Sequence[Stage],
-    parameters: Mapping[str, Tensor],
-    x: Tensor,
-    y: Tensor,
-    likelihood: str | Loss = "gaussian",
-) -> dict[str, Tensor]:
-    """The diagonal of the GGN as it is when only the diagonal m of M is kept at every value.
-
-    m is the output Hessian's diagonal at the output, (J * J)^T m at the input of a stage of dense
-    Jacobian J, and a sum over uses at a value used more than once. Parameters get (J * J)^T m by
-    their own J, summed over uses and samples.
-    """
-    own = {name: p.detach().double() for name, p in parameters.items()}
-    found = {name: torch.zeros_like(p) for name, p in own.items()}
-    for n, sample in enumerate(samples(x)):
-        assert isinstance(sample, Tensor)
-        values = run_stages(stages, own, sample)
-        m: list[Tensor | float] = [0.0] * len(values)
-        m[-1] = output_hessian(values[-1], y[n : n + 1], likelihood)[0].diagonal()
-        for index, stage in reversed(list(enumerate(stages))):
-            arguments = [values[i] for i in stage.inputs] + [own[name] for name in stage.parameters]
-            variables = [
-                value.clone().requires_grad_(value.is_floating_point()) for value in arguments
-            ]
-            z = stage.function(*variables)
-            real = [k for k, value in enumerate(variables) if value.requires_grad]
-            for k, j in zip(real, jacobian(z, [variables[k] for k in real]), strict=True):
-                back = torch.einsum("d...,d->...", j.square(), torch.as_tensor(m[index + 1]))
-                if k < len(stage.inputs):
-                    m[stage.inputs[k]] = m[stage.inputs[k]] + back.reshape(-1)
-                else:
-                    found[stage.parameters[k - len(stage.inputs)]] += back
-    return found

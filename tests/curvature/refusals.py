@@ -212,13 +212,7 @@ CASES = [
     Case("output-is-a-loss", _then(lambda f: f.square().mean()), "refuse", "sample"),
     Case("output-summed-over-samples", _then(lambda f: f.sum(0)), "refuse", "sample"),
     Case("output-with-a-row-too-many", _then(lambda f: torch.cat([f, f[:1]])), "refuse", "sample"),
-    Case(
-        "output-samples-second",
-        _then(lambda f: f.transpose(0, 1)),
-        "refuse",
-        "sample",
-        (4, 3),
-    ),
+    Case("output-samples-second", _then(lambda f: f.transpose(0, 1)), "refuse", "sample", (4, 3)),
     Case(
         "output-samples-second-as-many-as-tokens",
         _then(lambda f: f.transpose(0, 1)),

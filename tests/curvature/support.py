@@ -28,18 +28,23 @@ UNDRAWN = "no distribution"
 ORDER = ("wrong", *REASONS, FLOAT64, "right", UNDRAWN)
 
 
-def outcomes(id: str, noises: Iterable[str] = tuple(NOISES)) -> dict[tuple[str, str], str]:
+def outcomes(
+    id: str,
+    noises: Iterable[str] = tuple(NOISES),
+    columns: Iterable[str] = COLUMNS,
+    dtypes: Iterable[torch.dtype] = tuple(TOLERANCE),
+) -> dict[tuple[str, str], str]:
     """By column and likelihood: one of `ORDER`."""
     torch.set_num_threads(1)
     truth, found = Truth(id), dict[tuple[str, str], str]()
     for place, noise in enumerate(noise for noise in noises if truth.fits(noise)):
         turn = Turn(list(ZOO).index(id) + 3 * list(NOISES).index(noise))
         for variant in variants(turn):
-            if not variant.likelihood and place > 0:
+            if variant.column not in columns or (not variant.likelihood and place > 0):
                 continue
             single = turn.single or not variant.likelihood
             key = variant.column, noise
-            for dtype in TOLERANCE if single else (torch.float64,):
+            for dtype in dtypes if single else (torch.float64,):
                 new = _outcome(variant, Case(truth, noise, dtype))
                 found[key] = min(found.get(key, UNDRAWN), new, key=ORDER.index)
     return found

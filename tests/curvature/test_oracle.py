@@ -6,17 +6,13 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.func import hessian as func_hessian
 
-from tests.curvature import dags, oracle
-from tests.curvature.zoo import Net
-
-
-@pytest.fixture(autouse=True)
-def seed() -> None:
-    torch.manual_seed(0)
+from tests.curvature import op_oracle, oracle
+from tests.curvature.zoo import ZOO, Net
 
 
 def small() -> tuple[nn.Module, Tensor]:
@@ -158,49 +154,6 @@ def test_neuron_blocks_of_a_transposed_convolution_cover_one_output() -> None:
     torch.testing.assert_close(found.square().sum(), matrix.square().sum())
 
 
-KFAC_LAYERS = {
-    "linear": (lambda: nn.Linear(3, 2), (3,)),
-    "linear-positions": (lambda: nn.Linear(3, 2), (4, 3)),
-    "conv1d": (lambda: nn.Conv1d(2, 2, 2, stride=2, padding=1), (2, 3)),
-    "conv2d-groups": (lambda: nn.Conv2d(2, 4, 2, groups=2), (2, 3, 3)),
-    "conv2d-reflect": (lambda: nn.Conv2d(1, 2, 3, padding=1, padding_mode="reflect"), (1, 3, 3)),
-    "conv-transpose1d": (lambda: nn.ConvTranspose1d(2, 3, 3, stride=2), (2, 3)),
-    "conv-transpose2d-groups": (lambda: nn.ConvTranspose2d(4, 2, 2, groups=2), (4, 2, 2)),
-}
-
-
-@pytest.mark.parametrize("name", KFAC_LAYERS)
-def test_kfac_reduce_is_exact_for_a_summed_layer_and_one_sample(name: str) -> None:
-    build, shape = KFAC_LAYERS[name]
-    layer = build().double()
-
-    class Summed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.layer(x)
-            z = z.movedim(-1, 1) if isinstance(layer, nn.Linear) else z
-            return z.reshape(1, z.shape[1], -1).mean(2)
-
-    model, x = Summed(), torch.randn(1, *shape, dtype=torch.float64)
-    y = torch.zeros_like(model(x))
-    found = oracle.kfac(model, x, y, sharing="reduce")["layer"]
-    assert found[0].dim() == found[1].dim() == 3
-    groups = getattr(layer, "groups", 1)
-    neurons = oracle.neuron_blocks(
-        oracle.ggn(model, x, y),
-        model,
-        "layer.weight",
-        groups if "Transpose" in type(layer).__name__ else None,
-    )
-    # sbar = 1 for the mean, so that B is the identity and a neuron's block is A.
-    a = found[0].repeat_interleave(neurons.shape[0] // groups, 0)
-    torch.testing.assert_close(found[1], torch.eye(found[1].shape[1]).double().expand_as(found[1]))
-    torch.testing.assert_close(neurons, a)
-
-
 def test_kfac_expand_is_exact_at_one_position_and_one_sample() -> None:
     model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     x = torch.randn(1, 2, dtype=torch.float64)
@@ -210,29 +163,6 @@ def test_kfac_expand_is_exact_at_one_position_and_one_sample() -> None:
         torch.testing.assert_close(
             torch.kron(b[0], a[0]), oracle.block(matrix, model, f"{name}.weight")
         )
-
-
-def test_kfac_expand_is_exact_for_linear_outputs_per_position() -> None:
-    # Every position is an output of its own, so that B = T sum_n I and A sums over all of them.
-    model = nn.Linear(2, 3).double()
-    x = torch.randn(2, 4, 2, dtype=torch.float64)
-    a, b = oracle.kfac(model, x, torch.zeros(2, 4, 3), joint_bias=True)[""]
-    rows = torch.cat([x.reshape(8, 2), torch.ones(8, 1).double()], 1)
-    torch.testing.assert_close(a[0], rows.T @ rows / 4)
-    torch.testing.assert_close(b[0], 8 * torch.eye(3).double())
-
-
-def test_kfac_finds_positions_wherever_the_sample_dimension_is() -> None:
-    layer = nn.Linear(3, 2).double()
-    x = torch.randn(2, 4, 3, dtype=torch.float64)
-    y = oracle.labels(layer(x), "gaussian")
-    second = Net(lambda net, x: net.layer(x.transpose(0, 1)).transpose(0, 1), layer=layer)
-    folded = Net(lambda net, x: net.layer(x.flatten(0, 1)).unflatten(0, (-1, 4)), layer=layer)
-    for sharing in ("expand", "reduce"):
-        wanted = oracle.kfac(layer, x, y, sharing=sharing)[""]
-        for model in (second, folded):
-            found = oracle.kfac(model, x, y, sharing=sharing)["layer"]
-            torch.testing.assert_close(found, wanted)
 
 
 def test_kfac_refuses_a_layer_used_twice_and_leaves_out_what_is_frozen() -> None:
@@ -255,38 +185,35 @@ def test_scalar_parameters_have_a_place_in_matrices() -> None:
     assert oracle.diag(oracle.ggn(model, x, y), model)["scale"].shape == ()
 
 
-@pytest.mark.parametrize("name", dags.DAGS)
-def test_stages_are_the_module(name: str) -> None:
-    dag = dags.make(name)
-    values = oracle.run_stages(dag.stages, dag.parameters, dag.x)
-    torch.testing.assert_close(values[-1], dag.module(dag.x))
-    used = {parameter for stage in dag.stages for parameter in stage.parameters}
-    assert used == set(dag.parameters)
+@pytest.mark.parametrize("name", ["linear-2d", "conv2d-stride", "u-net", "module-twice", "gate"])
+def test_op_by_op_without_a_threshold_is_the_diagonal(name: str) -> None:
+    model, x = ZOO[name].make()
+    y = oracle.labels(model(x), "categorical")
+    found = op_oracle.mixed_diagonal(model, x, y, "categorical")
+    for parameter, value in oracle.diag(oracle.ggn(model, x, y, "categorical"), model).items():
+        torch.testing.assert_close(found[parameter], value)
 
 
-@pytest.mark.parametrize("name", dags.DAGS)
-def test_approx_diagonal_is_exact_where_nothing_is_lost(name: str) -> None:
-    dag = dags.make(name)
-    y = oracle.labels(dag.module(dag.x), "poisson")
-    found = oracle.approx_diagonal(dag.stages, dag.parameters, dag.x, y, "poisson")
-    exact = oracle.diag(oracle.ggn(dag.module, dag.x, y, "poisson"), dag.module)
-    same = all(torch.allclose(found[parameter], exact[parameter]) for parameter in exact)
-    assert same == (name in dags.EXACT)
-    assert all(d.any() for d in found.values())
+def test_op_by_op_approximately_is_exact_where_nothing_is_lost() -> None:
+    """Where every Jacobian is diagonal."""
+    owned = {name: nn.Parameter(torch.randn(4)) for name in "abc"}
+    model = Net(lambda net, x: F.softplus((x * net.a).tanh() * net.b) * net.c, **owned).double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    y = oracle.labels(model(x), "poisson")
+    found = op_oracle.mixed_diagonal(model, x, y, "poisson", threshold=0)
+    for name, value in oracle.diag(oracle.ggn(model, x, y, "poisson"), model).items():
+        torch.testing.assert_close(found[name], value)
 
 
-def test_approx_diagonal_by_hand() -> None:
+def test_op_by_op_approximately_by_hand() -> None:
     # f = v tanh(u x): m at the output is 1, v^2 behind the product, (v (1 - h^2))^2 before tanh.
-    stages = [
-        oracle.Stage(torch.mul, (0,), ("u",)),
-        oracle.Stage(torch.tanh, (1,)),
-        oracle.Stage(torch.matmul, (2,), ("v",)),
-    ]
     x = torch.tensor([[0.5, -1.0]], dtype=torch.float64)
     u = torch.tensor([2.0, 1.0], dtype=torch.float64)
     v = torch.tensor([[3.0, 1.0], [0.0, 2.0]], dtype=torch.float64)
-    found = oracle.approx_diagonal(stages, {"u": u, "v": v}, x, torch.zeros(1, 2))
+    owned = {"u": nn.Parameter(u), "v": nn.Parameter(v)}
+    model = Net(lambda net, x: torch.tanh(net.u * x) @ net.v.T, **owned)
+    found = op_oracle.mixed_diagonal(model, x, torch.zeros(1, 2), threshold=0)
     h = torch.tanh(u * x)
-    m = torch.tensor([[10.0, 4.0]]).double() * (1 - h.square()).square()
+    m = v.square().sum(0) * (1 - h.square()).square()
     torch.testing.assert_close(found["u"], (m * x.square())[0])
-    torch.testing.assert_close(found["v"], h.square().T.expand(2, 2))
+    torch.testing.assert_close(found["v"], h.square().expand(2, 2))

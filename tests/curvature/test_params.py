@@ -16,11 +16,6 @@ from tests.curvature.zoo import ZOO
 METHODS = ("exact", "approx", "empirical", "mixed")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def network() -> tuple[nn.Module, Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -74,27 +69,6 @@ def test_part_of_the_truth(params: Any, names: tuple[str, ...], route: Any) -> N
     found = lk.diag(model, x, "categorical", params=params, route=route)
     true = problem.exact()
     check.assert_close(found, {name: true[name] for name in names})
-
-
-# The last layer of any type, as predictions that are Bayesian in it alone need.
-LAST = {"residual": "head", "image-to-image": "2", "decoder": "3"}
-
-
-@pytest.mark.parametrize("name, layer", LAST.items())
-def test_last_layer(name: str, layer: str) -> None:
-    problem = check.problem(ZOO[name], "categorical")
-    found = lk.diag(problem.model, problem.data, problem.likelihood, params=layer)
-    true = {k: v for k, v in problem.exact().items() if k.startswith(layer + ".")}
-    assert len(true) == 2
-    check.assert_close(found, true)
-
-
-def test_last_layer_that_is_a_norm() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).double().eval()
-    x = torch.randn(3, 3, dtype=torch.float64)
-    true = check.of(model, x).exact()
-    found = lk.diag(model, x, params="1")
-    check.assert_close(found, {name: true[name] for name in ("1.weight", "1.bias")})
 
 
 def test_an_embedding_alone() -> None:

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
@@ -101,10 +100,7 @@ ONLY_AUTOGRAD = ("straight-through", "gradient-reversed", "gradient-hook", "auto
 
 
 @pytest.mark.parametrize("method", ["approx", "mixed"])
-@pytest.mark.parametrize(
-    "name",
-    [*ONLY_AUTOGRAD, "shape-fourier"],
-)
+@pytest.mark.parametrize("name", [*ONLY_AUTOGRAD, "shape-fourier"])
 def test_what_only_autograd_knows_has_no_diagonal(name: str, method: Any) -> None:
     """Rules would say something else than the gradient that the user has written."""
     if name in ONLY_AUTOGRAD:
@@ -116,8 +112,7 @@ def test_what_only_autograd_knows_has_no_diagonal(name: str, method: Any) -> Non
 
 
 @pytest.mark.parametrize(
-    "case",
-    [pytest.param(case, id=case.id) for case in refusals.CASES if case.words == "eval"],
+    "case", [pytest.param(case, id=case.id) for case in refusals.CASES if case.words == "eval"]
 )
 def test_the_module_is_named(case: refusals.Case) -> None:
     model, x = case.make()
@@ -145,150 +140,6 @@ def test_the_path_of_a_module_is_named() -> None:
         lk.diag(deep(_OverSamples()), x, route="rules")
     with pytest.raises(lk.Refused, match=r"\b1\.1\b.*eval"):
         lk.diag(deep(nn.BatchNorm1d(3)).train(), x)
-
-
-# What other packages compute wrongly without a word: each against brute force.
-
-
-def image_net(*layers: nn.Module, channels: int = 2, size: int = 5) -> check.Problem:
-    """A convolution, the layers, and a linear layer that sees every entry."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(4)
-        front = nn.Sequential(nn.Conv2d(1, channels, 3, padding=1), *layers).double().eval()
-        x = torch.randn(3, 1, size, size, dtype=torch.float64)
-        with torch.no_grad():
-            features = front(x).flatten(1).shape[1]
-        model = nn.Sequential(front, nn.Flatten(), nn.Linear(features, 3)).double().eval()
-    return check.of(model, x, "categorical")
-
-
-def assert_exact(problem: check.Problem) -> None:
-    true = problem.exact()
-    for route in ("auto", "autograd", "rules"):
-        found = lk.diag(problem.model, problem.data, problem.likelihood, route=route)
-        check.assert_close(found, true)
-
-
-@pytest.mark.parametrize("mode", ["reflect", "circular", "replicate"])
-def test_padding_is_not_taken_for_zeros(mode: Any) -> None:
-    problem = image_net(nn.Conv2d(2, 2, 3, padding=1, padding_mode=mode))
-    assert_exact(problem)
-    # The very difference that would be missed.
-    as_zeros = image_net(nn.Conv2d(2, 2, 3, padding=1))
-    with torch.no_grad():
-        for own, other in zip(as_zeros.model.parameters(), problem.model.parameters(), strict=True):
-            own.copy_(other)
-    assert check.error(as_zeros.exact(), problem.exact()) > 0.01
-
-
-@pytest.mark.parametrize("groups", [2, 4])
-def test_groups(groups: int) -> None:
-    problem = image_net(nn.Conv2d(4, 4, 3, groups=groups), channels=4)
-    assert_exact(problem)
-
-
-def test_bias_of_a_convolution_is_there() -> None:
-    problem = image_net(nn.Tanh(), nn.Conv2d(2, 3, 3))
-    found = lk.diag(problem.model, problem.data, problem.likelihood)
-    assert list(found) == [name for name, _ in problem.model.named_parameters()]
-    assert all(value.any() for value in found.values())
-    assert_exact(problem)
-
-
-def test_products_of_two_positions_are_there() -> None:
-    """Sum over positions, then square; not a sum of squares."""
-    problem = image_net(nn.Tanh(), nn.Conv2d(2, 3, 3, padding=1), size=4)
-    assert_exact(problem)
-    found = lk.diag(problem.model, problem.data, problem.likelihood)
-    layer = problem.model.get_submodule("0.2")
-    kept: list[Tensor] = []
-
-    def keep(_: nn.Module, inputs: Any, out: Any) -> None:
-        kept.extend([*inputs, out])
-
-    handle = layer.register_forward_hook(keep)
-    f = problem.model(problem.x)
-    handle.remove()
-    # The same from squares at each position: s² and x² of each, summed.
-    h = oracle.output_hessian(f, problem.y, problem.loss)
-    j = torch.stack(
-        [
-            torch.autograd.grad(f[:, c].sum(), kept[1], retain_graph=True)[0]
-            for c in range(f.shape[1])
-        ],
-        1,
-    )
-    m = torch.einsum("nc...,ncd,nd...->n...", j, h, j)
-    x = F.unfold(kept[0].detach().square(), 3, padding=1)
-    squares = torch.einsum("not,nit->oi", m.flatten(2), x).reshape(3, 2, 3, 3)
-    assert (found["0.2.weight"] - squares).abs().max() > 0.05 * squares.max()
-
-
-@pytest.mark.parametrize("mode", ["nearest", "bilinear", "bicubic"])
-def test_upsampling_keeps_channels_apart(mode: str) -> None:
-    problem = image_net(
-        nn.Upsample(scale_factor=2, mode=mode), nn.Conv2d(3, 2, 3), channels=3, size=3
-    )
-    assert_exact(problem)
-    # The approximate diagonal too: a channel gets nothing from another one.
-    model = nn.Sequential(nn.Conv2d(1, 3, 1), nn.Upsample(scale_factor=2, mode=mode)).double()
-    with torch.no_grad():
-        model.get_parameter("0.weight").fill_(1.0)
-    x = torch.ones(1, 1, 3, 3, dtype=torch.float64)
-    one = lk.likelihoods.Gaussian(torch.tensor([1.0, 4.0, 16.0]).double()[:, None, None])
-    bias = lk.diag(model, x, one, "approx")["0.bias"]
-    torch.testing.assert_close(bias[0] / bias, torch.tensor([1.0, 4.0, 16.0]).double())
-
-
-def test_strides_and_dilations() -> None:
-    assert_exact(image_net(nn.Conv2d(2, 2, 2, stride=2), nn.ConvTranspose2d(2, 2, 3, dilation=2)))
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        nn.Conv1d(2, 3, 2),
-        nn.Conv3d(2, 2, 2),
-        nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1),
-        nn.BatchNorm2d(2),
-        nn.GroupNorm(2, 2),
-        nn.InstanceNorm2d(2, affine=True),
-        nn.LayerNorm([2, 4, 4]),
-        nn.PReLU(2),
-    ],
-    ids=lambda layer: type(layer).__name__,
-)
-def test_no_parameter_is_left_out(layer: nn.Module) -> None:
-    dims = {"Conv1d": 1, "Conv3d": 3}.get(type(layer).__name__, 2)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(5)
-        model = nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.LazyLinear(2)).double().eval()
-        x = torch.randn(2, 2, *([4] * dims), dtype=torch.float64)
-        model(x)
-    problem = check.of(model, x)
-    found = lk.diag(model, x)
-    assert set(found) == {name for name, _ in model.named_parameters()}
-    check.assert_close(found, problem.exact())
-
-
-def test_outputs_as_images() -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(6)
-        model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Tanh(), nn.Conv2d(2, 3, 2)).double()
-        x = torch.randn(2, 1, 6, 6, dtype=torch.float64)
-    for noise in ("gaussian", "categorical"):
-        problem = check.of(model, x, noise)
-        assert problem.f.shape == (2, 3, 3, 3)
-        assert_exact(problem)
-
-
-def test_a_residual_of_ones_own() -> None:
-    net = Net(
-        lambda net, x: net.head(x + torch.tanh(net.body(x))),
-        body=nn.Linear(3, 3),
-        head=nn.Linear(3, 2),
-    ).double()
-    assert_exact(check.of(net, torch.randn(4, 3, dtype=torch.float64)))
 
 
 def test_a_sum_over_samples_and_not_a_mean() -> None:

@@ -12,11 +12,6 @@ from tests.curvature.zoo import NO_SECOND_DERIVATIVE, TABLES, ZOO, Network, para
 RANK = {"vector": (1, 2), "sequence": (3,), "image": (4,)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_ids_are_unique() -> None:
     assert len(ZOO) == sum(len(table.NETWORKS) for table in TABLES)
 

@@ -131,6 +131,12 @@ class Truth:
         score = problem.noise.score(f, problem.y)
         return self.matrix(h) + torch.einsum("nd,ndpq->pq", score, self.second)
 
+    def loss(self, noise: str, dtype: torch.dtype) -> Tensor:
+        """Of all samples."""
+        problem, f = self.problem(noise, dtype), self.jacobians[1]
+        y = problem.y.double() if problem.y.is_floating_point() else problem.y
+        return problem.loss(f, y)
+
     def gradient(self, noise: str, dtype: torch.dtype) -> dict[str, Tensor]:
         """Of the summed loss."""
         problem, (j, f) = self.problem(noise, dtype), self.jacobians

@@ -54,7 +54,6 @@ def test_spreads_of_nearly_certain_weights_agree(
     detector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Columns are exact for small variances, so that many draws come out the same."""
-    torch.manual_seed(0)
     monkeypatch.setattr(detector, "DRAWS", 400)
     model, x = detector.Detector(2).eval(), detector.scene(1).image.unsqueeze(0)
     variance = {name: torch.full_like(p, 1e-8).detach() for name, p in model.named_parameters()}

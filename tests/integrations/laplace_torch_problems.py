@@ -79,10 +79,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         (2, 2, 2),
     ),
     "transposed": (lambda: _conv(nn.ConvTranspose2d(2, 3, 2), features=27), (2, 2, 2)),
-    "batch-norm": (
-        lambda: _conv(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), features=12),
-        (2, 3, 3),
-    ),
+    "batch-norm": (lambda: _conv(nn.Conv2d(2, 3, 2), nn.BatchNorm2d(3), features=12), (2, 3, 3)),
     "residual": (Residual, (3,)),
     "frozen": (_frozen, (3,)),
     "one-output": (lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)), (3,)),

@@ -20,12 +20,6 @@ from sklearn.utils.estimator_checks import parametrize_with_checks  # noqa: E402
 
 from lapkernels.integrations import LaplaceClassifier, LaplaceRegressor  # noqa: E402
 
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 # Small and short: the checks are about the interface, though some ask for a fair accuracy.
 QUICK: dict[str, Any] = {"hidden": (8,), "epochs": 25, "learning_rate": 0.05, "random_state": 0}
 

@@ -39,12 +39,6 @@ LIKELIHOODS = ("classification", "regression")
 PAIRS = [(LaplaceTorchGGN, GGNInterface), (LaplaceTorchEF, EFInterface)]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def close(a: Tensor, b: Tensor) -> None:
     assert not a.requires_grad
     torch.testing.assert_close(
@@ -220,10 +214,7 @@ def test_last_layer(name: str) -> None:
 def test_mappings(kind: Any) -> None:
     model, batch = tokens()
     given, y = kind(batch), batch["labels"]
-    for ours, theirs in (
-        (LaplaceTorchGGN, GGNInterface),
-        (LaplaceTorchEF, None),
-    ):
+    for ours, theirs in ((LaplaceTorchGGN, GGNInterface), (LaplaceTorchEF, None)):
         backend = ours(model, "classification")
         js, f = backend.jacobians(given)
         close(js, GGNInterface(model, "classification").jacobians(batch)[0])
@@ -238,7 +229,6 @@ def test_mappings(kind: Any) -> None:
 
 
 def test_pairs_of_rewards() -> None:
-    torch.manual_seed(0)
     model = Reward().double()
     x, y = torch.randn(COUNT, 2, 3, dtype=torch.float64), torch.randint(2, (COUNT,))
     ours, theirs = (cls(model, "classification") for cls in (LaplaceTorchGGN, GGNInterface))
@@ -249,7 +239,6 @@ def test_pairs_of_rewards() -> None:
 @pytest.mark.parametrize("likelihood", LIKELIHOODS)
 def test_outputs_with_positions(likelihood: str) -> None:
     """Classes in dimension 1, as torch has them, or else in the last one."""
-    torch.manual_seed(0)
     model = nn.Conv2d(2, 3, 2).double()
     x = torch.randn(4, 2, 3, 5, dtype=torch.float64)
     f = model(x)

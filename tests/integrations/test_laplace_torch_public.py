@@ -29,12 +29,6 @@ STRUCTURES = [
 LINKS = ("probit", "mc", "bridge", "bridge_norm")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 def close(a: Any, b: Any, rtol: float = 1e-6) -> None:
     a, b = torch.as_tensor(a).detach(), torch.as_tensor(b).detach()
     torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * float(b.abs().max()), check_dtype=False)

@@ -24,11 +24,6 @@ from lapkernels.laplace import OnlineEvidence  # noqa: E402
 OPTIONS: dict[str, Any] = {"every": 2, "burn_in": 2, "steps": 5, "method": "exact"}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def data() -> DataLoader[Any]:
     torch.manual_seed(1)
     x = torch.randn(24, 3, dtype=torch.float64)

@@ -73,7 +73,6 @@ def test_a_frozen_model_gives_the_empirical_fisher() -> None:
 
 def test_at_convergence_it_is_the_empirical_fisher_up_to_noise() -> None:
     """Labels drawn from a network of the same shape, so that the data can be explained."""
-    torch.manual_seed(0)
     x, teacher, net = torch.randn(1000, 2).double(), model(), model()
     with torch.no_grad():
         for p in teacher.parameters():

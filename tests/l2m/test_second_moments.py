@@ -102,7 +102,6 @@ def test_second_moments(name: str, way: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_groups_keep_their_own_settings() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1)).double()
     groups = [
         {"params": model[0].parameters(), "betas": (0.9, 0.5)},

@@ -25,7 +25,6 @@ def linear_model(features: int, weight: Tensor) -> nn.Module:
 @pytest.mark.parametrize("structure", ["full", "function_space", "blocks"])
 def test_bayesian_linear_regression(structure: str) -> None:
     """Evidence log N(y | 0, X Xᵀ/α + σ² I), predictive N(m xᵀ, xᵀ S x): exact for linear models."""
-    torch.manual_seed(0)
     x = torch.randn(15, 4, dtype=torch.float64)
     y = x @ torch.randn(4, dtype=torch.float64) + 0.3 * torch.randn(15, dtype=torch.float64)
     alpha, variance = 0.8, 0.2
@@ -50,7 +49,6 @@ def test_bayesian_linear_regression(structure: str) -> None:
 @pytest.mark.parametrize("structure", ["full", "function_space"])
 def test_logistic_regression(structure: str) -> None:
     """A = Σ σ(f) σ(-f) x xᵀ + α I, and the probit predictive σ(f / sqrt(1 + π/8 xᵀ A⁻¹ x))."""
-    torch.manual_seed(0)
     x = torch.randn(20, 3, dtype=torch.float64)
     y = (x @ torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64) > 0).double()
     w, alpha = torch.tensor([0.7, -1.1, 0.2], dtype=torch.float64), 0.5
@@ -69,7 +67,6 @@ def test_logistic_regression(structure: str) -> None:
 
 def test_tuned_evidence_is_that_of_the_marginal_likelihood() -> None:
     """At MacKay's fixed point of a retrained linear model both agree on α and the noise."""
-    torch.manual_seed(0)
     x = torch.randn(30, 4, dtype=torch.float64)
     y = x @ torch.randn(4, dtype=torch.float64) + 0.3 * torch.randn(30, dtype=torch.float64)
     logs = torch.zeros(2, dtype=torch.float64, requires_grad=True)

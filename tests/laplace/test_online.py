@@ -24,7 +24,6 @@ class Residual(nn.Module):
 
 @pytest.mark.parametrize("structure", ["diag", "kron"])
 def test_training(structure: str) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv1d(1, 4, 3, padding=1), nn.BatchNorm1d(4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 1)
     )

@@ -77,7 +77,6 @@ def test_bridge_against_its_formula() -> None:
 @pytest.mark.parametrize("link", ["mc", "bridge", "mean_field"])
 def test_dense_classes(link: Any) -> None:
     """Class probabilities of every pixel are those of its own covariance."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 4, 1))
     model = model.double().eval()
     x = torch.randn(2, 1, 3, 2, dtype=torch.float64)
@@ -157,7 +156,6 @@ class Heads(nn.Module):
 
 @pytest.mark.parametrize("link", ["probit", "mean_field", "bridge"])
 def test_chosen_boxes_of_a_detector(link: Any) -> None:
-    torch.manual_seed(0)
     model, x = Heads().double().eval(), torch.randn(2, 1, 3, 4, dtype=torch.float64)
     y = torch.randint(3, (2, 12))
     la = lk.Laplace(model, "categorical", "kron", "exact", output="logits").fit((x, y))
@@ -180,7 +178,6 @@ def test_chosen_boxes_of_a_detector(link: Any) -> None:
 
 def test_sampled_weights() -> None:
     """For a linear model the average over drawn weights is the linearised predictive."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 2).double()
     x = torch.randn(20, 3, dtype=torch.float64)
     la = lk.Laplace(model, "gaussian", "full").fit((x, torch.randn(20, 2, dtype=torch.float64)))
@@ -238,7 +235,6 @@ def test_counts_and_binary() -> None:
 
 def test_observation_operator() -> None:
     """Data that see a linear map of the output; predictions of the output itself."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(2, 6), nn.Tanh(), nn.Linear(6, 5)).double()
     a = torch.randn(5, 2, dtype=torch.float64)
     x, noise = torch.randn(3, 2, dtype=torch.float64), 0.1
@@ -256,7 +252,6 @@ def test_observation_operator() -> None:
 
 def test_float32_is_as_good_as_its_rounding() -> None:
     """Ill-conditioned curvature, tiny prior: no NaN, no negative variance, near float64."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 30), nn.Tanh(), nn.Linear(30, 3))
     x, y = 30 * torch.randn(200, 4), torch.randint(3, (200,))
     new = torch.randn(20, 4)
@@ -478,7 +473,6 @@ class Counted(nn.Module):
     [("diag", None), ("diag", "approx"), ("kron", None), ("full", None), ("function_space", None)],
 )
 def test_fit_and_predict_run_the_model_once_a_batch(structure: str, method: str | None) -> None:
-    torch.manual_seed(0)
     model, data = Counted().eval(), [(torch.randn(5, 4), torch.arange(5) % 3) for _ in range(3)]
     la = lk.Laplace(model, "classification", structure, method).fit(data)
     # Larger batches are propagated in parts, whose size two samples tell.

@@ -62,7 +62,6 @@ def test_refusals(given: Any, message: str) -> None:
 
 
 def test_initialiser() -> None:
-    torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(12, 3), nn.LayerNorm(3), nn.Conv1d(4, 2, 3))
     state = torch.random.get_rng_state()
     found = lk.Prior.from_initialiser(net, constant=7.0).precision
@@ -97,7 +96,6 @@ class Normed(nn.Module):
     "norm", [nn.BatchNorm2d, lambda c: nn.GroupNorm(2, c), lambda c: nn.GroupNorm(1, c)]
 )
 def test_normalised_groups(norm: Any) -> None:
-    torch.manual_seed(0)
     net = Normed(norm).eval()
     before = {name: value.clone() for name, value in net.state_dict().items()}
     found = normalised_groups(net, torch.randn(5, 2, 6, 6))

@@ -164,7 +164,6 @@ def test_last_layer(case: str) -> None:
 )
 @pytest.mark.parametrize("structure", ["diag", "full"])
 def test_last_layer_of_any_type(last: nn.Module, structure: str) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 2), nn.Tanh()).double()
     model.add_module("last", copy.deepcopy(last).double())
     x = torch.randn(5, 1, 4, 4, dtype=torch.float64)

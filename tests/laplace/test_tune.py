@@ -129,7 +129,6 @@ def test_parameters_that_are_zero_have_no_optimum(structure: str, by: str) -> No
 @pytest.mark.parametrize("by", ["evidence", "mackay"])
 def test_precisions_without_an_optimum_are_told(by: str) -> None:
     """Weights that data say nothing of, and data without noise."""
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
     x = torch.randn(20, 3, dtype=torch.float64)
     y = model(x).detach() + 0.1 * torch.randn(20, 2, dtype=torch.float64)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -102,16 +99,3 @@ FEW = [
 # One of each number of columns of a tile, and of vectors.
 TILES = [conv(inputs, 4, 5, 1, columns, 1, 0.5) for inputs in (1, 8, 24, 61, 99)
          for columns in (1, 2, 3, 4, 7)]  # fmt: skip
-
-
-def over(cases: Sequence[Case]) -> Any:
-    """Decorates a test so that it runs on each of the cases."""
-    assert cases, "no case would run"
-    return pytest.mark.parametrize("case", cases, ids=[str(i) for i in range(len(cases))])
-
-
-def assert_close(found: Tensor, wanted: Tensor, relative: float = 1e-12) -> None:
-    """Largest difference against the largest entry; zero must be met exactly."""
-    assert found.shape == wanted.shape
-    assert found.dtype == wanted.dtype
-    assert (found - wanted).abs().max() <= relative * wanted.abs().max()

@@ -64,7 +64,6 @@ def test_equals_brute_force(size: tuple[int, int, int, int], kind: str, dtype: t
 
 @pytest.mark.usefixtures("kernel")
 def test_integers_are_exact_in_any_layout(dtype: torch.dtype) -> None:
-    torch.manual_seed(0)
     whole = partial(torch.randint, -3, 4)
     rows, factor, weight = (whole(s).to(dtype) for s in ((40, 30), (5, 30), (30, 26)))
     known = brute(rows, factor, weight).to(dtype)
@@ -123,7 +122,6 @@ def test_what_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, BLOCK, 3 * BLOCK + 5])
 def test_products_of_rows_with_zeros(kind: str, size: int) -> None:
-    torch.manual_seed(0)
     rows = rows_of(kind, size, size, torch.float64)
     matrix = torch.randn(size, 7, dtype=torch.float64)
     torch.testing.assert_close(banded_product(rows, matrix), rows @ matrix)

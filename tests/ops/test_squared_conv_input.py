@@ -102,14 +102,3 @@ def test_fused_activation_accumulates(layer: Layer) -> None:
     base = (data.m, data.weight, layer.size, layer.geometry)
     squared_conv_input(*base, z=data.z, activation="relu", out=out, decay=0.5, scale=3.0)
     assert_same(out, 2.0 + 3.0 * PLAIN.brute(data) * (data.z > 0))
-
-
-@over(FEW)
-@pytest.mark.usefixtures("backend")
-def test_total_is_kept_by_unit_columns(layer: Layer) -> None:
-    """Summed over the input, m_in is m_out times the squared norms of the Jacobian's rows."""
-    data = draw(layer, torch.float64, integers=True)
-    ones = data.map(torch.ones_like, "m")
-    assert_same(PLAIN.run(ones)[0].sum(), PLAIN.brute(ones)[0].sum())
-    unit = data.map(lambda w: w.sign(), "weight")
-    assert_same(PLAIN.run(unit), PLAIN.brute(unit))

@@ -1,4 +1,4 @@
-"""Properties of the squared-kernel convolution onto weights; values are in test_agreement."""
+"""The squared-kernel convolution onto weights with many channels; others are in test_agreement."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ import torch
 
 from lapkernels.ops import (
     conv_weight,
-    jacobian_squared_sum,
-    squared_conv_bias,
-    squared_conv_input,
     squared_conv_weight,
 )
 from tests.ops import oracle
-from tests.ops.cases import FEW, LAYERS, Layer, draw, layer_of, over
+from tests.ops.cases import Layer, draw, layer_of, over
 from tests.ops.compare import assert_same, assert_within
 from tests.ops.operations import OPERATIONS
 
@@ -36,35 +33,6 @@ MANY_CHANNELS = [
     layer_of("conv3d", 20, 4, 5, 4, 6, kernel_size=(3, 2, 3), stride=(1, 2, 1), padding=1),
     layer_of("conv_transpose2d", 6, 33, 6, 5, n=2, kernel_size=(4, 3), stride=(2, 1), padding=1),
 ]
-
-
-@over([layer for layer in LAYERS if layer.geometry.padding_mode == "zeros"])
-@pytest.mark.usefixtures("backend")
-def test_is_the_dual_of_the_input_op_on_squares(layer: Layer) -> None:
-    """sum_p W² D(m, x) = sum_u x² m_in(m, W), both being sum of m W² X² where no taps meet."""
-    data = draw(layer, torch.float64, integers=True)
-    weight = squared_conv_weight(data.m, data.x, layer.geometry)
-    entry = squared_conv_input(data.m, data.weight, layer.size, layer.geometry)
-    assert_same((weight * data.weight**2).sum(), (entry * data.x**2).sum())
-
-
-@over(FEW)
-@pytest.mark.usefixtures("backend")
-def test_equals_columns_that_are_one_output_each(layer: Layer) -> None:
-    """A diagonal M has the columns sqrt(m) e_o e_t, one for each output."""
-    data = draw(layer, torch.float32, integers=True).samples(slice(0, 1))
-    m = data.m.abs() * data.m.abs()
-    roots = torch.diag(data.m.abs().flatten()).reshape(-1, *data.m.shape)
-    found = squared_conv_weight(m, data.x, layer.geometry)
-    assert_same(found, jacobian_squared_sum(roots, data.x, layer.geometry))
-
-
-@over(FEW)
-def test_bias_is_the_weight_of_a_constant_input(layer: Layer) -> None:
-    data = draw(layer, torch.float32, integers=True)
-    dim = data.m.dim() - 1 if layer.is_linear else 1
-    others = [d for d in range(data.m.dim()) if d != dim]
-    assert_same(squared_conv_bias(data.m, layer.geometry), data.m.sum(others))
 
 
 @over(MANY_CHANNELS)

@@ -6,10 +6,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import prod
-from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
@@ -115,12 +112,6 @@ TINY = Case(4, 2, (3,), (6,), (2,), (2,), (2,), (1,), 2, 2, 3)
 FEW = [*CASES[:8], plain(3, 3, 5, 3, 37), plain(8, 6, 3, 1, 16), plain(2, 3, 7, 2, 9, 1)]
 
 
-def over(cases: Sequence[Case]) -> Any:
-    """Decorates a test so that it runs on each of the cases."""
-    assert cases, "no case would run"
-    return pytest.mark.parametrize("case", cases, ids=[str(i) for i in range(len(cases))])
-
-
 def numbers(shape: Sequence[int], dtype: torch.dtype, integers: bool, seed: int) -> Tensor:
     """Normal numbers, or integers from -2 to 2."""
     generator = torch.Generator().manual_seed(seed)
@@ -175,21 +166,3 @@ def brute_pull(
             else:
                 out[(slice(None), b, *u)] += torch.einsum("ab,val->vbl", w, s[(slice(None), a, *t)])
     return out if factor is None else out * factor.double()
-
-
-def squared_sum_tolerance(
-    case: Case, small: Tensor, large: Tensor, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """eps * number of summands * magnitude, entry by entry."""
-    count = 2 * prod(case.small) + case.columns * case.lanes + 6
-    return torch.finfo(dtype).eps * count * brute_squared_sum(case, small.abs(), large.abs())
-
-
-def pull_tolerance(
-    case: Case, transposed: bool, s: Tensor, weight: Tensor, factor: Tensor | None
-) -> Tensor:
-    """eps * number of summands * magnitude, entry by entry."""
-    magnitude = brute_pull(
-        case, transposed, s.abs(), weight.abs(), None if factor is None else factor.abs()
-    )
-    return torch.finfo(s.dtype).eps * (weight.numel() + 6) * magnitude

@@ -17,11 +17,7 @@ from lapkernels.demo.memory import peak_extra_memory
 from lapkernels.ops import Geometry, jacobian_squared_sum, squared_conv_weight
 
 # Inputs, outputs, kernel size, padding, resolution; a batch of 16 with nine columns.
-LAYERS = {
-    "conv1": (3, 64, 5, 0, 32),
-    "conv2": (64, 96, 3, 0, 14),
-    "conv3": (96, 128, 3, 1, 6),
-}
+LAYERS = {"conv1": (3, 64, 5, 0, 32), "conv2": (64, 96, 3, 0, 14), "conv3": (96, 128, 3, 1, 6)}
 
 
 def main() -> None:

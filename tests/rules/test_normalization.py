@@ -33,9 +33,7 @@ CASES: list[Case] = [
         lambda: (x(12, 2, 3, outer=2, inner=2), w(2), w(2), *_running(2), False, 0.1, 1e-5),
     ),
     *case(
-        "batch-no-training",
-        NO_TRAINING,
-        lambda: (x(3, 2, 2), w(2), w(2), *_running(2), 0.1, 1e-5),
+        "batch-no-training", NO_TRAINING, lambda: (x(3, 2, 2), w(2), w(2), *_running(2), 0.1, 1e-5)
     ),
     *case("instance", BATCH, lambda: (_folded(2), w(6), w(6), None, None, True, 0.1, 1e-5)),
     *case(
@@ -43,9 +41,7 @@ CASES: list[Case] = [
     ),
     *case("instance-plain", BATCH, lambda: (_folded(2), None, None, None, None, True, 0.1, 1e-3)),
     *case(
-        "instance-running",
-        BATCH,
-        lambda: (_folded(2), w(6), w(6), *_running(6), False, 0.1, 1e-5),
+        "instance-running", BATCH, lambda: (_folded(2), w(6), w(6), *_running(6), False, 0.1, 1e-5)
     ),
     *case("layer", aten.native_layer_norm.default, lambda: (x(3, 4), [4], w(4), w(4), 1e-5)),
     *case(

@@ -34,25 +34,17 @@ CASES: list[Case] = [
             ),
         ]
     ),
-    *case(
-        "im2col",
-        aten.im2col.default,
-        lambda: (x(3, 2, 4, 3), [2, 2], [1, 1], [1, 0], [1, 2]),
-    ),
+    *case("im2col", aten.im2col.default, lambda: (x(3, 2, 4, 3), [2, 2], [1, 1], [1, 0], [1, 2])),
     *case(
         "im2col-merged",
         aten.im2col.default,
         lambda: (x(6, 1, 4, 4, inner=2), [2, 2], [2, 1], [0, 0], [1, 1]),
     ),
     *case(
-        "im2col-no-batch",
-        aten.im2col.default,
-        lambda: (x(2, 4, 3), [2, 2], [1, 1], [0, 0], [1, 1]),
+        "im2col-no-batch", aten.im2col.default, lambda: (x(2, 4, 3), [2, 2], [1, 1], [0, 0], [1, 1])
     )[1:],
     *case(
-        "col2im",
-        aten.col2im.default,
-        lambda: (x(3, 8, 6), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1]),
+        "col2im", aten.col2im.default, lambda: (x(3, 8, 6), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1])
     ),
 ]
 

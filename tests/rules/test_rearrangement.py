@@ -113,8 +113,6 @@ def test_a_strided_view_of_a_turned_tensor_is_left_to_autograd() -> None:
     entry = torch.randn(3, 4, dtype=torch.float64).T
 
     (_, one) = case(
-        "strided",
-        aten.as_strided.default,
-        lambda: (check.Arg(entry, turned), [2, 3], [1, 4]),
+        "strided", aten.as_strided.default, lambda: (check.Arg(entry, turned), [2, 3], [1, 4])
     )
     check.rule(one)

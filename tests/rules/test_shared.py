@@ -23,7 +23,6 @@ def test_scaled_columns(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_shared_columns_stay_shared() -> None:
-    torch.manual_seed(0)
     one = torch.randn(6, 1, 4).expand(-1, 3, -1)
     own = torch.randn(2, 3, 4)
     matrix = torch.randn(4, 5)

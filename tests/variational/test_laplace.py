@@ -151,7 +151,6 @@ def test_a_second_derivative_that_is_not_there_is_not_taken_for_zero(curvature: 
 
 def test_both_estimates_have_one_expectation() -> None:
     """Over all labels, weighted by their probabilities: exact, with no draw."""
-    torch.manual_seed(0)
     q, x, y = case("dense")
     x, y = x[:2], y[:2]
     expected = torch.zeros(2, dtype=torch.float64)
@@ -170,7 +169,6 @@ def test_both_estimates_have_one_expectation() -> None:
 
 def test_gaussian_is_the_closed_form() -> None:
     """For a linear model the expected log-likelihood under q is known, by the exact Fisher."""
-    torch.manual_seed(0)
     model = nn.Linear(3, 1, bias=False).double()
     x, y = torch.randn(4, 3).double(), torch.randn(4, 1).double()
     q = VariationalLaplace(model, Gaussian(variance=0.5), 4, curvature="hessian")
@@ -195,7 +193,6 @@ def test_statistics_are_updated_once_on_both_routes() -> None:
 
 
 def test_both_passes_drop_the_same_units() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.5), nn.Linear(8, 3)).double()
     x, y = torch.randn(6, 4).double(), torch.randint(3, (6,))
     results = []

@@ -67,7 +67,6 @@ def test_loss_is_that_of_the_draw() -> None:
 
 def test_variational_inference_finds_the_posterior_of_a_linear_model() -> None:
     """Orthogonal inputs: the posterior of Bayesian linear regression factorises."""
-    torch.manual_seed(0)
     x = torch.linalg.qr(torch.randn(12, 3).double())[0] * 3
     y = x @ torch.tensor([[1.0], [-2.0], [0.5]]).double() + 0.1 * torch.randn(12, 1).double()
     model = nn.Linear(3, 1, bias=False).double()

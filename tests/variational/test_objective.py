@@ -31,7 +31,6 @@ def test_loss_is_the_log_joint() -> None:
 
 def test_mode_of_a_linear_model() -> None:
     """Ridge regression."""
-    torch.manual_seed(0)
     x, y = torch.randn(9, 3).double(), torch.randn(9, 1).double()
     model = nn.Linear(3, 1, bias=False).double()
     q = MaximumAPosteriori(model, "gaussian", 9, prior_std=0.7)

@@ -56,14 +56,12 @@ def test_convolutions(name: str, bias: bool) -> None:
 
 
 def test_unbatched_input() -> None:
-    torch.manual_seed(0)
     assert gradgradcheck(lean(F.conv1d), (random(3, 7), random(4, 3, 3)))
 
 
 @pytest.mark.parametrize("wanted", ["x", "weight", "bias"])
 def test_a_gradient_of_one_input_alone(wanted: str) -> None:
     """Cotangents that do not exist are left out, not taken for zeros of a wrong shape."""
-    torch.manual_seed(0)
     inputs = {"x": random(2, 3, 6), "weight": random(4, 3, 3), "bias": random(4)}
 
     def second(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
@@ -78,7 +76,6 @@ def test_a_gradient_of_one_input_alone(wanted: str) -> None:
 @pytest.mark.parametrize("shape", [(4, 3), (4, 3, 5), (3, 2, 2, 3)])
 @pytest.mark.parametrize("affine", [True, False])
 def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
-    torch.manual_seed(0)
     scale = (random(shape[1]), random(shape[1])) if affine else ()
 
     def call(x: Tensor, *scale: Tensor) -> Tensor:
@@ -92,7 +89,6 @@ def test_batch_norm(shape: tuple[int, ...], affine: bool) -> None:
 @pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (0.5, 20.0), (2.0, 1.0)])
 def test_softplus(beta: float, threshold: float) -> None:
     """With one entry far in the part that torch takes for linear."""
-    torch.manual_seed(0)
     z = torch.cat([torch.randn(6).double(), torch.tensor([41.0]).double()]).requires_grad_()
 
     def call(z: Tensor) -> Tensor:
@@ -113,7 +109,6 @@ def test_softplus(beta: float, threshold: float) -> None:
 @pytest.mark.parametrize(("beta", "threshold"), [(1.0, 20.0), (2.0, 1.0)])
 def test_softplus_behind_a_norm(beta: float, threshold: float, also: str) -> None:
     """One function for the two; the norm's output may go elsewhere, or be changed in place."""
-    torch.manual_seed(0)
     inputs = (random(3, 2, 4), random(2), random(2))
 
     def call(x: Tensor, weight: Tensor, bias: Tensor, spelled_out: bool = False) -> Tensor:
@@ -141,7 +136,6 @@ def test_softplus_behind_a_norm(beta: float, threshold: float, also: str) -> Non
 
 
 def test_batch_norm_updates_its_statistics_once() -> None:
-    torch.manual_seed(0)
     x = random(5, 3, 2)
     found, expected = ((torch.zeros(3).double(), torch.ones(3).double()) for _ in range(2))
     lean(F.batch_norm)(x, *found, None, None, True)
@@ -150,7 +144,6 @@ def test_batch_norm_updates_its_statistics_once() -> None:
 
 
 def test_batch_norm_in_evaluation_is_torchs_own() -> None:
-    torch.manual_seed(0)
     mean, var = torch.randn(3).double(), torch.rand(3).double() + 0.5
     assert gradgradcheck(
         lean(lambda x, w: F.batch_norm(x, mean, var, w)), (random(4, 3), random(3))
@@ -159,7 +152,6 @@ def test_batch_norm_in_evaluation_is_torchs_own() -> None:
 
 @pytest.mark.parametrize("name", ["convolution", "batch norm"])
 def test_third_derivatives(name: str) -> None:
-    torch.manual_seed(0)
     inputs = (random(3, 2, 4), random(2, 2, 2) if name == "convolution" else random(2))
 
     def norm(x: Tensor, w: Tensor) -> Tensor:

@@ -31,7 +31,6 @@ def autoencoder(*widths: int, activation: type[nn.Module] = nn.Tanh) -> nn.Seque
 def test_compression_keeps_the_diagonal(
     activation: type[nn.Module], choices: dict[str, bool]
 ) -> None:
-    torch.manual_seed(0)
     model = autoencoder(9, 6, 2, 6, 9, activation=activation)
     x = torch.randn(4, 9, dtype=torch.float64)
     with forced(**choices):
@@ -113,7 +112,6 @@ def test_rank_deficient_columns_in_single_precision() -> None:
 
 
 def test_columns_have_the_second_moment_of_what_they_replace() -> None:
-    torch.manual_seed(0)
     model = autoencoder(6, 3, 6)
     x = torch.randn(2, 6, dtype=torch.float64)
     _, batches = passes(model, x)

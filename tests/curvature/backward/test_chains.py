@@ -21,11 +21,6 @@ joint_module = sys.modules["lapkernels.curvature.quantities.gradient_and_diag"]
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason="chains are for compiled kernels")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def approx(model: nn.Module, x: Any, output: Any) -> dict[str, Tensor] | str:
     try:
         return dict(lk.diag(model, (x, None), "gaussian", "approx", output=output))
@@ -94,7 +89,6 @@ def test_where_chains_end() -> None:
 
 @pytest.mark.parametrize("likelihood", ["gaussian", "categorical"])
 def test_gradients_go_with_the_diagonal(likelihood: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(
         *convs(3, 4, 2),
         *(nn.Sigmoid(), nn.MaxPool2d(2), nn.Upsample(scale_factor=2), nn.AvgPool2d(4)),
@@ -130,7 +124,6 @@ def test_gradients_of_other_layers_are_autograds(monkeypatch: pytest.MonkeyPatch
 
 
 def test_parameters_in_other_memory_formats() -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(*convs(3, 4, 2))
     model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
     x, y = torch.randn(2, 3, 6, 6), torch.randn(2, 2, 6, 6)

@@ -98,7 +98,6 @@ def test_an_unknown_choice_raises() -> None:
 
 
 def test_the_table_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    torch.manual_seed(0)
     lk.diag(dense(64, 32, 2, 32, 64), torch.randn(8, 64), explain=True)
     table = capsys.readouterr().out
     assert "64 columns for all samples" in table and "shared" in table

@@ -210,7 +210,6 @@ def test_mixed_takes_windows(
 
 def test_mixed_leaves_windows_where_values_are_wide(monkeypatch: pytest.MonkeyPatch) -> None:
     """Values of 200, 50, 50 and 200 features: columns from the third to the first."""
-    torch.manual_seed(0)
     model = nn.Sequential(
         *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 2, 3, 2, 1), nn.Tanh()),
         *(nn.Conv2d(2, 2, 3, padding=1), nn.Upsample(scale_factor=2), nn.Conv2d(2, 2, 1)),
@@ -235,7 +234,6 @@ def test_mixed_leaves_windows_where_values_are_wide(monkeypatch: pytest.MonkeyPa
     [(five, "bernoulli"), (five, "categorical"), (no_activation, "bernoulli")],
 )
 def test_windows_of_other_likelihoods(build: Callable[[], nn.Module], likelihood: str) -> None:
-    torch.manual_seed(0)
     model = build().double()
     x = torch.randn(2, 2 if build is five else 1, 7, 6, dtype=torch.float64)
     with forced(windows=False, compressed=False):

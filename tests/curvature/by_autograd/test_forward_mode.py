@@ -18,12 +18,6 @@ from tests.curvature.zoo import ZOO, Network, params
 EVERY_KIND = params("linear", "conv", "norm", "tied", "attention", "recurrent", "computed-weight")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
 @pytest.mark.parametrize("network", EVERY_KIND[1::3])
 def test_forward_is_the_transpose_of_backward(network: Network) -> None:
     model, x = network.make()

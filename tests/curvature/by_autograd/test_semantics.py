@@ -87,18 +87,12 @@ MIDDLES: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, tuple[int, .
     ),
     "complex-activations": (lambda net, x: torch.fft.rfft(x).abs() * net.w, {"w": (3,)}),
     "in-place-on-a-slice": (_in_place(lambda net, x: x[:, :2].mul_(net.w)), {"w": (2,)}),
-    "in-place-on-a-view": (
-        _in_place(lambda net, x: x.view(-1, 2, 2).mul_(net.w)),
-        {"w": (2, 2)},
-    ),
+    "in-place-on-a-view": (_in_place(lambda net, x: x.view(-1, 2, 2).mul_(net.w)), {"w": (2, 2)}),
     "in-place-with-a-dimension-more": (
         _in_place(lambda net, x: x.unsqueeze(1).add_(net.w)),
         {"w": (4,)},
     ),
-    "in-place-on-a-transpose": (
-        _in_place(lambda net, x: x.t().mul_(net.w[:, None])),
-        {"w": (4,)},
-    ),
+    "in-place-on-a-transpose": (_in_place(lambda net, x: x.t().mul_(net.w[:, None])), {"w": (4,)}),
     "in-place-product-on-a-view": (
         _in_place(lambda net, x: x[:, :2].addmm_(x.detach().clone(), net.w)),
         {"w": (4, 2)},

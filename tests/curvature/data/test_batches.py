@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,11 +20,6 @@ from tests.curvature.zoo import ZOO
 
 SAMPLES = 23
 METHODS = ("exact", "empirical", "approx", "mixed")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 def integers(*shape: int, seed: int = 0) -> Tensor:
@@ -124,6 +120,38 @@ def test_samples_of_columns_add_up() -> None:
     assert not torch.equal(first.vector(), second.vector())
 
 
+OTHERS: dict[str, Callable[[nn.Module, Any], Any]] = {
+    "kron": lambda net, data: lk.kron(net, data, method="exact"),
+    **{f"blocks {by}": partial(lk.blocks, by=by) for by in ("layer", "neuron")},
+    **{f"full {method}": partial(lk.full, method=method) for method in ("exact", "empirical")},
+    **{f"{f.__name__} hessian": partial(f, method="hessian") for f in (lk.diag, lk.full)},
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_results_add_up(name: str) -> None:
+    net, _ = ZOO["conv2d-groups"].make()
+    x = torch.randn(14, 1, 4, 4, dtype=torch.float64)
+    y = torch.randn(14, 2, dtype=torch.float64)
+
+    def parts(*sizes: int) -> list[tuple[Tensor, Tensor]]:
+        return list(zip(x.split(sizes), y.split(sizes), strict=True))
+
+    def flat(found: Any) -> Tensor:
+        if isinstance(found, lk.Full):
+            return found.matrix
+        values = [found.dense(key) for key in found] if name == "kron" else found.values()
+        return torch.cat([value.flatten() for value in values])
+
+    run = OTHERS[name]
+    whole, batched = run(net, (x, y)), run(net, parts(*[2] * 7))
+    shards = [run(net, part) for part in parts(4, 7, 3)]
+    merged = shards[0].merge(shards[1]).merge(shards[2])
+    assert whole.count == batched.count == merged.count == 14
+    for found in (batched, merged):
+        check.close(flat(found), flat(whole))
+
+
 def test_iterables() -> None:
     net, parts = model(), batches()
     whole = lk.diag(net, joined(parts), method="empirical")
@@ -150,9 +178,9 @@ def test_inputs_without_labels() -> None:
         same(lk.diag(net, data), whole)
 
 
-@pytest.mark.parametrize("network", check.networks([ZOO["two-inputs"], ZOO["named-inputs"]]))
-def test_several_inputs(network: Any) -> None:
-    problem = check.problem(network, samples=5)
+@pytest.mark.parametrize("id", ["two-inputs", "named-inputs"])
+def test_several_inputs(id: str) -> None:
+    problem = check.problem(ZOO[id], samples=5)
     true = problem.exact()
     x: Any = problem.x
     check.assert_close(lk.diag(problem.model, problem.data), true)

@@ -17,11 +17,6 @@ from tests.curvature import oracle
 from tests.curvature.zoo.network import Net
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def checks(monkeypatch: pytest.MonkeyPatch) -> list[self_check.Verdict]:
     """What was found, for every comparison that is made."""
@@ -194,7 +189,6 @@ def test_frozen_parameters_are_checked(checks: list[self_check.Verdict]) -> None
 
 
 def test_ties_of_pooling_agree(checks: list[self_check.Verdict]) -> None:
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     model.append(nn.Linear(2 * 64, 2))
     x = torch.randint(0, 2, (4, 1, 16, 16)).float()
@@ -207,7 +201,6 @@ def test_a_gradient_of_zero_is_left_to_rounding(
     dtype: torch.dtype, checks: list[self_check.Verdict]
 ) -> None:
     """That of a bias before a norm."""
-    torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(3, 8, 3), nn.GroupNorm(1, 8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 36, 10)
     ).to(dtype)

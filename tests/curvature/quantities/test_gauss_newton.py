@@ -1,4 +1,4 @@
-"""Products with the Gauss-Newton matrix against the dense matrix."""
+"""Products with the Gauss-Newton matrix; test_support has those with the exact one."""
 
 from __future__ import annotations
 
@@ -6,64 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import lapkernels as lk
 from tests.curvature import oracle, refusals
-from tests.curvature.zoo import ZOO, Network, params
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-def close(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
-    torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
-
-
-def made(network: Network, likelihood: str = "gaussian") -> tuple[nn.Module, Any, Tensor]:
-    model, x = network.make()
-    return model, x, oracle.labels(oracle.call(model, x, network.output).detach(), likelihood)
-
-
-@pytest.mark.parametrize("network", params("linear", "conv", "norm", "tied", "attention")[::2])
-def test_products(network: Network) -> None:
-    model, x, y = made(network)
-    matrix = oracle.ggn(model, x, y, output=network.output)
-    v = torch.randn(len(matrix), 3, dtype=torch.float64)
-    found = lk.ggn_product(model, (x, y), v, output=network.output)
-    assert isinstance(found, Tensor)
-    close(found, matrix @ v)
-
-
-@pytest.mark.parametrize(
-    "id",
-    [
-        *("activation-hardsigmoid", "reduction-logcumsumexp", "parameter-not-used"),
-        *("named-output", "function-functional-relu-in-place", "conv2d-circular"),
-    ],
-)
-def test_products_of_unusual_models(id: str) -> None:
-    network = ZOO[id]
-    model, x, y = made(network)
-    matrix = oracle.ggn(model, x, y, output=network.output)
-    v = torch.randn(len(matrix), 2, dtype=torch.float64)
-    found = lk.ggn_product(model, (x, y), v, output=network.output)
-    assert isinstance(found, Tensor)
-    close(found, matrix @ v)
-
-
-@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "poisson"])
-def test_products_by_likelihood(likelihood: str) -> None:
-    model, x, y = made(ZOO["image-to-image"], likelihood)
-    matrix = oracle.ggn(model, x, y, likelihood)
-    v = torch.randn(len(matrix), dtype=torch.float64)
-    for budget in (None, 1):
-        found = lk.ggn_product(model, (x, y), v, likelihood, memory_budget=budget)
-        assert isinstance(found, Tensor)
-        close(found, matrix @ v)
+from tests.curvature.check import close, made
+from tests.curvature.zoo import ZOO
 
 
 @pytest.mark.parametrize("case", refusals.params("handle")[:2])

@@ -1,4 +1,4 @@
-"""The Hessian's diagonal against brute force."""
+"""The Hessian's diagonal: what is refused, and what is left alone; test_support has its values."""
 
 from __future__ import annotations
 
@@ -11,43 +11,8 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.curvature import oracle, refusals
-from tests.curvature.zoo import NO_SECOND_DERIVATIVE, ZOO, Net, Network, params
-
-NETWORKS = params("linear", "conv", "norm", "tied", "computed-weight", "recurrent")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-def close(a: Tensor, b: Tensor, scale: float) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * scale)
-
-
-@pytest.mark.parametrize(
-    "network", [*NETWORKS[::2], pytest.param(ZOO["learned-scale"], id="scalar")]
-)
-def test_zoo(network: Network) -> None:
-    model, x = network.make()
-    y = oracle.labels(oracle.call(model, x, network.output).detach(), "gaussian")
-    found = lk.hessian_diag(model, (x, y), output=network.output)
-    matrix = oracle.hessian(model, x, y, output=network.output)
-    assert list(found) == list(oracle.trainable(model))
-    for name, value in oracle.diag(matrix, model).items():
-        close(found[name], value, float(matrix.abs().max()))
-
-
-@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "poisson"])
-@pytest.mark.parametrize("budget", [None, 1])
-def test_likelihoods(likelihood: str, budget: int | None) -> None:
-    model, x = ZOO["image-to-image"].make()
-    y = oracle.labels(oracle.call(model, x).detach(), likelihood)
-    found = lk.hessian_diag(model, (x, y), likelihood, memory_budget=budget)
-    matrix = oracle.hessian(model, x, y, likelihood)
-    for name, value in oracle.diag(matrix, model).items():
-        close(found[name], value, float(matrix.abs().max()))
+from tests.curvature.check import close
+from tests.curvature.zoo import NO_SECOND_DERIVATIVE, ZOO, Net
 
 
 @pytest.mark.parametrize("case", refusals.params("handle")[:2])
@@ -58,29 +23,7 @@ def test_custom_gradients(case: refusals.Case) -> None:
         found = lk.hessian_diag(model, (x, y))
     matrix = oracle.hessian(model, x, y)
     for name, value in oracle.diag(matrix, model).items():
-        close(found[name], value, float(matrix.abs().max()))
-
-
-def test_linear_model_has_the_gauss_newton_diagonal() -> None:
-    model, x = ZOO["linear"].make()
-    y = oracle.labels(oracle.call(model, x).detach(), "gaussian")
-    found, wanted = lk.hessian_diag(model, (x, y)), lk.diag(model, (x, y))
-    for name in wanted:
-        close(found[name], wanted[name], 1.0)
-
-
-def test_merge() -> None:
-    model, _ = ZOO["conv2d-stride"].make()
-    x = torch.randn(7, 1, 5, 5, dtype=torch.float64)
-    y = torch.randn(7, 2, dtype=torch.float64)
-    whole = lk.hessian_diag(model, (x, y))
-    parts = lk.hessian_diag(model, list(zip(x.split(1), y.split(1), strict=True)))
-    halves = [lk.hessian_diag(model, (x[part], y[part])) for part in (slice(3), slice(3, 7))]
-    merged = halves[0].merge(halves[1])
-    assert whole.count == parts.count == merged.count == 7
-    for name, value in whole.items():
-        close(parts[name], value, float(whole.vector().abs().max()))
-        close(merged[name], value, float(whole.vector().abs().max()))
+        close(found[name], value)
 
 
 def test_the_input_is_not_written_twice() -> None:
@@ -91,7 +34,7 @@ def test_the_input_is_not_written_twice() -> None:
     found = lk.hessian_diag(doubling, (x, y))
     assert x.equal(before)
     wanted = lk.hessian_diag(model, (2 * before, y))
-    close(found["body.0.weight"], wanted["0.weight"], 1.0)
+    close(found["body.0.weight"], wanted["0.weight"])
 
 
 def test_progress(capsys: pytest.CaptureFixture[str]) -> None:

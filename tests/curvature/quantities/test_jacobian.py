@@ -10,19 +10,10 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.curvature import oracle
+from tests.curvature.check import close
 from tests.curvature.zoo import ZOO, Network, params
 
 GROUPS = ("linear", "transposed", "embedding", "tied", "computed-weight")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * float(b.abs().max()))
 
 
 def dense(network: Network, model: nn.Module, x: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Predictive variance and covariance against explicit Jacobians."""
+"""Predictive variance and covariance: chunks, chosen outputs, refusals; values in test_support."""
 
 from __future__ import annotations
 
@@ -13,70 +13,25 @@ from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.quantities import predictive
 from tests.curvature import oracle
-from tests.curvature.zoo import ZOO, Network, params
-
-GROUPS = (
-    *("linear", "conv", "transposed", "embedding", "norm", "image-output", "tied"),
-    *("computed-weight", "attention", "sizes", "several-outputs"),
-)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-
-
-def close(a: Tensor, b: Tensor) -> None:
-    torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10 * float(b.abs().max()))
+from tests.curvature.check import close
+from tests.curvature.zoo import ZOO
 
 
 def variances(model: nn.Module) -> dict[str, Tensor]:
     return {name: torch.rand_like(p) + 0.1 for name, p in oracle.trainable(model).items()}
 
 
-def covariance(network: Network, model: nn.Module, x: Any, variance: dict[str, Tensor]) -> Tensor:
+def covariance(model: nn.Module, x: Any, variance: dict[str, Tensor]) -> Tensor:
     """[N, D, D] of explicit Jacobians."""
-    found, _ = oracle.jacobians(model, x, network.output)
-    return sum(
-        torch.einsum(
-            "ndp,p,nep->nde", found[name].flatten(2), value.flatten(), found[name].flatten(2)
-        )
-        if value.dim()
-        else value * found[name].unsqueeze(2) * found[name].unsqueeze(1)
-        for name, value in variance.items()
-    )  # pyright: ignore[reportReturnType]
-
-
-@pytest.mark.parametrize("network", params(*GROUPS))
-def test_zoo(network: Network) -> None:
-    model, x = network.make()
-    variance = variances(model)
-    wanted = covariance(network, model, x, variance)
-    f = oracle.call(model, x, network.output)
-    found = lk.predictive_variance(model, x, variance, output=network.output)
-    assert found.shape == f.shape
-    close(found.reshape(len(f), -1), wanted.diagonal(dim1=1, dim2=2))
-    close(lk.predictive_covariance(model, x, variance, output=network.output), wanted)
-
-
-@pytest.mark.parametrize("id", ["conv2d-groups", "u-net", "module-twice", "weight-norm", "decoder"])
-@pytest.mark.parametrize("option", [{"route": "autograd"}, {"memory_budget": 1}], ids=str)
-def test_routes_and_budgets(id: str, option: dict[str, Any]) -> None:
-    network = ZOO[id]
-    model, x = network.make()
-    variance = variances(model)
-    wanted = covariance(network, model, x, variance)
-    found = lk.predictive_variance(model, x, variance, **option)
-    close(found.flatten(1), wanted.diagonal(dim1=1, dim2=2))
-    close(lk.predictive_covariance(model, x, variance, **option), wanted)
+    j, _ = oracle.jacobians(model, x)
+    rows = [(j[name].flatten(2), value.flatten()) for name, value in variance.items()]
+    return torch.stack([(g * v) @ g.mT for g, v in rows]).sum(0)
 
 
 def test_some_chunks_of_columns() -> None:
-    network = ZOO["image-to-image"]
-    model, x = network.make()
+    model, x = ZOO["image-to-image"].make()
     variance = variances(model)
-    wanted = covariance(network, model, x, variance)
+    wanted = covariance(model, x, variance)
     for budget in (30_000, 60_000):
         close(lk.predictive_covariance(model, x, variance, memory_budget=budget), wanted)
 
@@ -108,19 +63,15 @@ def test_columns_that_do_not_fit_split_the_batch(
 
 
 def test_selected_outputs() -> None:
-    network = ZOO["image-to-image"]
-    model, x = network.make()
+    model, x = ZOO["image-to-image"].make()
     variance = variances(model)
-    wanted = covariance(network, model, x, variance)
+    wanted = covariance(model, x, variance)
     same = torch.tensor([3, 17, 3])
     close(
         lk.predictive_variance(model, x, variance, outputs=same),
         wanted.diagonal(dim1=1, dim2=2)[:, same],
     )
-    close(
-        lk.predictive_covariance(model, x, variance, outputs=same),
-        wanted[:, same][:, :, same],
-    )
+    close(lk.predictive_covariance(model, x, variance, outputs=same), wanted[:, same][:, :, same])
     own = torch.tensor([[0, 5], [31, 2]])
     rows = torch.arange(2)[:, None]
     close(
@@ -134,21 +85,12 @@ def test_selected_outputs() -> None:
 
 
 def test_parameters_without_variance_are_known() -> None:
-    network = ZOO["conv2d-stride"]
-    model, x = network.make()
+    model, x = ZOO["conv2d-stride"].make()
     variance = variances(model)
     some = {name: value for name, value in variance.items() if name.startswith("3")}
     found = lk.predictive_variance(model, x, some)
-    wanted = covariance(network, model, x, some)
+    wanted = covariance(model, x, some)
     close(found, wanted.diagonal(dim1=1, dim2=2))
-
-
-def test_two_inputs() -> None:
-    network = ZOO["two-inputs"]
-    model, x = network.make()
-    variance = variances(model)
-    wanted = covariance(network, model, x, variance)
-    close(lk.predictive_covariance(model, x, variance), wanted)
 
 
 def test_several_batches(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,13 +138,3 @@ def test_refusals() -> None:
         lk.predictive_variance(model, x, variance, outputs=torch.zeros(2, 1).long())
     with pytest.raises(ValueError, match="flat indices"):
         lk.predictive_variance(model, x, variance, outputs=torch.zeros(2))
-
-
-@pytest.mark.parametrize("route", ["auto", "autograd"])
-def test_a_parameter_that_is_a_single_number(route: Any) -> None:
-    network = ZOO["learned-scale"]
-    model, x = network.make()
-    variance = {name: torch.ones_like(p) for name, p in model.named_parameters()}
-    j, f = oracle.flat_jacobians(model, x, network.output)
-    found = lk.predictive_variance(model, x, variance, output=network.output, route=route)
-    torch.testing.assert_close(found, j.square().sum(2).reshape(f.shape))

@@ -21,11 +21,6 @@ from tests.curvature import oracle
 from tests.curvature.zoo import Network, params
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Grows by one with every pass that is recorded, and not replayed."""

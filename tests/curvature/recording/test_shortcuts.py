@@ -20,11 +20,6 @@ from lapkernels.curvature.recording.torch_functions import FUNCTIONS
 from tests.curvature.zoo import Net, Network, params
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def subject_of(model: nn.Module) -> Subject:
     """A model with all its parameters chosen."""
     contents = Contents.of(model)
@@ -176,7 +171,6 @@ class Model(nn.Module):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_calls_are_as_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     model, x = Model(CALLS[name]).double(), torch.randn(3, 4, dtype=torch.float64)
     assert not trace(model, x, watched=False).watched
     for method in ("exact", "approx"):
@@ -232,7 +226,6 @@ UNSEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", UNSEEN)
 def test_what_is_missed_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
     run = UNSEEN[name]
     model = Net(lambda net, x: net.last(run(net, net.first(x))))
     model.first, model.last, model.b = nn.Linear(3, 3), nn.Linear(3, 2), nn.Parameter(torch.rand(3))
@@ -251,7 +244,6 @@ def test_what_is_missed_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_compiled_functions_run_as_written() -> None:
-    torch.manual_seed(0)
     x = torch.randn(3, 4)
     written = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
     compiled = torch.compile(written, backend="eager")

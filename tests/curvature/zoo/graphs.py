@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.curvature.zoo.network import Net, Network, grouped, parameter
+from tests.curvature.zoo.network import Net, Network, grouped, owning
 
 
 def _conv(inputs: int, outputs: int, size: int = 3) -> nn.Conv2d:
@@ -37,93 +37,72 @@ def _dense_block(net: Any, x: Tensor) -> Tensor:
 SKIPS = grouped(
     "skip",
     [
-        Network(
+        owning(
             "residual",
-            lambda: Net(
-                lambda net, x: net.head(x + net.second(torch.tanh(net.first(x)))),
-                first=nn.Linear(3, 4),
-                second=nn.Linear(4, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.head(x + net.second(torch.tanh(net.first(x)))),
+            {"first": (3, 4), "second": (4, 3), "head": (3, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "residual-behind-parameters",
-            lambda: Net(
-                lambda net, x: net.head((h := net.stem(x)) + torch.tanh(net.body(h))),
-                stem=nn.Linear(3, 4),
-                body=nn.Linear(4, 4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head((h := net.stem(x)) + torch.tanh(net.body(h))),
+            {"stem": (3, 4), "body": (4, 4), "head": (4, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "residual-in-place",
-            lambda: Net(
-                lambda net, x: net.head(net.body(torch.tanh(h := net.stem(x))).add_(h)),
-                stem=nn.Linear(3, 4),
-                body=nn.Linear(4, 4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(net.body(torch.tanh(h := net.stem(x))).add_(h)),
+            {"stem": (3, 4), "body": (4, 4), "head": (4, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "residual-difference",
-            lambda: Net(
-                lambda net, x: net.head(2.0 * (h := net.stem(x)) - torch.tanh(net.body(h)) / 3.0),
-                stem=nn.Linear(3, 4),
-                body=nn.Linear(4, 4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(2.0 * (h := net.stem(x)) - torch.tanh(net.body(h)) / 3.0),
+            {"stem": (3, 4), "body": (4, 4), "head": (4, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "residual-conv-batch-norm",
-            lambda: Net(
-                lambda net, x: net.head(
-                    F.relu(net.skip(x) + net.norm(net.body(F.relu(net.stem(x))))).mean((2, 3))
-                ),
-                stem=_conv(2, 3),
-                body=_conv(3, 3),
-                norm=nn.BatchNorm2d(3),
-                skip=nn.Conv2d(2, 3, 1),
-                head=nn.Linear(3, 2),
+            lambda net, x: net.head(
+                F.relu(net.skip(x) + net.norm(net.body(F.relu(net.stem(x))))).mean((2, 3))
             ),
+            {
+                "stem": lambda: _conv(2, 3),
+                "body": lambda: _conv(3, 3),
+                "norm": lambda: nn.BatchNorm2d(3),
+                "skip": lambda: nn.Conv2d(2, 3, 1),
+                "head": (3, 2),
+            },
             (2, 4, 4),
         ),
-        Network(
+        owning(
             "dense-concatenation",
-            lambda: Net(
-                _dense_block, first=nn.Linear(3, 3), second=nn.Linear(6, 3), head=nn.Linear(9, 2)
-            ),
+            _dense_block,
+            {"first": (3, 3), "second": (6, 3), "head": (9, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "u-net",
-            lambda: Net(
-                _u_net,
-                down=_conv(1, 2),
-                middle=_conv(2, 3),
-                grow=nn.ConvTranspose2d(3, 2, 2, stride=2),
-                up=_conv(4, 2),
-            ),
+            _u_net,
+            {
+                "down": lambda: _conv(1, 2),
+                "middle": lambda: _conv(2, 3),
+                "grow": lambda: nn.ConvTranspose2d(3, 2, 2, stride=2),
+                "up": lambda: _conv(4, 2),
+            },
             (1, 4, 4),
             "image",
         ),
-        Network(
+        owning(
             "sum-of-three-branches",
-            lambda: Net(
-                lambda net, x: sum(torch.tanh(branch(x)) for branch in net.branches),
-                branches=nn.ModuleList([nn.Linear(3, 2) for _ in range(3)]),
-            ),
+            lambda net, x: sum(torch.tanh(branch(x)) for branch in net.branches),
+            {"branches": lambda: nn.ModuleList([nn.Linear(3, 2) for _ in range(3)])},
             (3,),
         ),
-        Network(
+        owning(
             "module-dict",
-            lambda: Net(
-                lambda net, x: net.parts["b"](torch.tanh(net.parts["a"](x))),
-                parts=nn.ModuleDict({"b": nn.Linear(4, 2), "a": nn.Linear(3, 4)}),
-            ),
+            lambda net, x: net.parts["b"](torch.tanh(net.parts["a"](x))),
+            {"parts": lambda: nn.ModuleDict({"b": nn.Linear(4, 2), "a": nn.Linear(3, 4)})},
             (3,),
         ),
     ],
@@ -132,88 +111,66 @@ SKIPS = grouped(
 PRODUCTS = grouped(
     "product",
     [
-        Network(
+        owning(
             "gate",
-            lambda: Net(
-                lambda net, x: net.head(net.value(x) * torch.sigmoid(net.gate(x))),
-                value=nn.Linear(3, 4),
-                gate=nn.Linear(3, 4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(net.value(x) * torch.sigmoid(net.gate(x))),
+            {"value": (3, 4), "gate": (3, 4), "head": (4, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "gated-mlp",
-            lambda: Net(
-                lambda net, x: net.down(F.silu(net.gate(h := net.norm(net.stem(x)))) * net.up(h)),
-                stem=nn.Linear(3, 4),
-                norm=nn.RMSNorm(4),
-                gate=nn.Linear(4, 5, bias=False),
-                up=nn.Linear(4, 5, bias=False),
-                down=nn.Linear(5, 2, bias=False),
-            ),
+            lambda net, x: net.down(F.silu(net.gate(h := net.norm(net.stem(x)))) * net.up(h)),
+            {
+                "stem": (3, 4),
+                "norm": lambda: nn.RMSNorm(4),
+                "gate": lambda: nn.Linear(4, 5, bias=False),
+                "up": lambda: nn.Linear(4, 5, bias=False),
+                "down": lambda: nn.Linear(5, 2, bias=False),
+            },
             (3, 3),
             "sequence",
         ),
-        Network(
+        owning(
             "squeeze-excite",
-            lambda: Net(
-                _squeeze_excite,
-                stem=_conv(1, 4),
-                down=nn.Linear(4, 2),
-                up=nn.Linear(2, 4),
-                head=nn.Linear(4, 3),
-            ),
+            _squeeze_excite,
+            {"stem": lambda: _conv(1, 4), "down": (4, 2), "up": (2, 4), "head": (4, 3)},
             (1, 4, 4),
         ),
-        Network(
+        owning(
             "quotient",
-            lambda: Net(
-                lambda net, x: net.top(x) / (1.0 + net.bottom(x).square()),
-                top=nn.Linear(3, 2),
-                bottom=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.top(x) / (1.0 + net.bottom(x).square()),
+            {"top": (3, 2), "bottom": (3, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "mixture-of-experts",
-            lambda: Net(
-                lambda net, x: torch.einsum(
-                    "ne,neo->no",
-                    net.router(x).softmax(1),
-                    torch.stack([expert(x) for expert in net.experts], 1),
-                ),
-                router=nn.Linear(3, 2),
-                experts=nn.ModuleList([nn.Linear(3, 2) for _ in range(2)]),
+            lambda net, x: torch.einsum(
+                "ne,neo->no",
+                net.router(x).softmax(1),
+                torch.stack([expert(x) for expert in net.experts], 1),
             ),
+            {
+                "router": (3, 2),
+                "experts": lambda: nn.ModuleList([nn.Linear(3, 2) for _ in range(2)]),
+            },
             (3,),
         ),
-        Network(
+        owning(
             "two-inputs",
-            lambda: Net(
-                lambda net, x, z: net.head(torch.tanh(net.left(x)) * net.right(z)),
-                left=nn.Linear(2, 3),
-                right=nn.Linear(4, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, x, z: net.head(torch.tanh(net.left(x)) * net.right(z)),
+            {"left": (2, 3), "right": (4, 3), "head": (3, 2)},
             lambda n: (torch.randn(n, 2), torch.randn(n, 4)),
         ),
-        Network(
+        owning(
             "named-inputs",
-            lambda: Net(
-                lambda net, image, scale: net.head(net.conv(image).mean((2, 3)) * scale),
-                conv=_conv(1, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, image, scale: net.head(net.conv(image).mean((2, 3)) * scale),
+            {"conv": lambda: _conv(1, 3), "head": (3, 2)},
             lambda n: {"scale": torch.rand(n, 1) + 0.5, "image": torch.randn(n, 1, 3, 3)},
         ),
-        Network(
+        owning(
             "cosine-similarity",
-            lambda: Net(
-                lambda net, x, z: F.cosine_similarity(net.left(x), net.right(z))[:, None],
-                left=nn.Linear(3, 4),
-                right=nn.Linear(2, 4),
-            ),
+            lambda net, x, z: F.cosine_similarity(net.left(x), net.right(z))[:, None],
+            {"left": (3, 4), "right": (2, 4)},
             lambda n: (torch.randn(n, 3), torch.randn(n, 2)),
         ),
     ],
@@ -259,73 +216,50 @@ def _iterated(net: Any, x: Tensor) -> Tensor:
 CONTROL = grouped(
     "control-flow",
     [
-        Network(
+        owning(
             "branch-of-each-sample",
-            lambda: Net(_each_sample, left=nn.Linear(3, 2), right=nn.Linear(3, 2)),
+            _each_sample,
+            {"left": (3, 2), "right": (3, 2)},
             (3,),
             samples=5,
         ),
-        Network(
-            "routed-samples",
-            lambda: Net(_routed, left=nn.Linear(3, 2), right=nn.Linear(3, 2)),
-            (3,),
-            samples=5,
-        ),
-        Network(
+        owning("routed-samples", _routed, {"left": (3, 2), "right": (3, 2)}, (3,), samples=5),
+        owning(
             "tokens-sent-to-experts",
-            lambda: Net(
-                _dispatched,
-                router=nn.Linear(3, 3),
-                experts=nn.ModuleList([nn.Linear(3, 2) for _ in range(3)]),
-            ),
+            _dispatched,
+            {
+                "router": (3, 3),
+                "experts": lambda: nn.ModuleList([nn.Linear(3, 2) for _ in range(3)]),
+            },
             (2, 3),
             "sequence",
         ),
-        Network(
-            "steps-until-small",
-            lambda: Net(_iterated, step=nn.Linear(2, 2), head=nn.Linear(2, 2)),
-            (2,),
-        ),
-        Network(
+        owning("steps-until-small", _iterated, {"step": (2, 2), "head": (2, 2)}, (2,)),
+        owning(
             "samples-reordered",
-            lambda: Net(
-                lambda net, x: net.head(torch.tanh(net.stem(x.flip(0)))).flip(0),
-                stem=nn.Linear(3, 4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(torch.tanh(net.stem(x.flip(0)))).flip(0),
+            {"stem": (3, 4), "head": (4, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "samples-second",
-            lambda: Net(
-                lambda net, x: net.head(torch.tanh(net.stem(x.transpose(0, 1))).transpose(0, 1)),
-                stem=nn.Linear(3, 4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(torch.tanh(net.stem(x.transpose(0, 1))).transpose(0, 1)),
+            {"stem": (3, 4), "head": (4, 2)},
             (4, 3),
             "sequence",
         ),
-        Network(
+        owning(
             "samples-last",
-            lambda: Net(
-                lambda net, x: (net.w @ torch.tanh(net.v @ x.T)).T,
-                v=parameter(4, 3),
-                w=parameter(2, 4),
-            ),
+            lambda net, x: (net.w @ torch.tanh(net.v @ x.T)).T,
+            {"v": [4, 3], "w": [2, 4]},
             (3,),
         ),
-        Network(
+        owning(
             "frames-folded-into-samples",
-            lambda: Net(
-                lambda net, x: net.head(
-                    torch.tanh(net.conv(x.flatten(0, 1)))
-                    .mean((2, 3))
-                    .unflatten(0, (len(x), -1))
-                    .sum(1)
-                ),
-                conv=nn.Conv2d(1, 3, 2),
-                head=nn.Linear(3, 2),
+            lambda net, x: net.head(
+                torch.tanh(net.conv(x.flatten(0, 1))).mean((2, 3)).unflatten(0, (len(x), -1)).sum(1)
             ),
+            {"conv": lambda: nn.Conv2d(1, 3, 2), "head": (3, 2)},
             (2, 1, 3, 3),
         ),
         Network(
@@ -337,14 +271,14 @@ CONTROL = grouped(
             ),
             (3,),
         ),
-        Network(
+        owning(
             "checkpointed",
-            lambda: Net(
-                lambda net, x: net.head(checkpoint(net.body, net.stem(x), use_reentrant=False)),
-                stem=nn.Linear(3, 4),
-                body=nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(checkpoint(net.body, net.stem(x), use_reentrant=False)),
+            {
+                "stem": (3, 4),
+                "body": lambda: nn.Sequential(nn.Linear(4, 4), nn.Tanh()),
+                "head": (4, 2),
+            },
             (3,),
         ),
     ],

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.curvature.zoo.network import Net, Network, between, between_linear, grouped
+from tests.curvature.zoo.network import Network, between, between_linear, grouped, owning, sized
 
 
 def _tokens(vocabulary: int, length: int) -> Callable[[int], Tensor]:
@@ -31,11 +31,7 @@ LINEAR = grouped(
     [
         Network("linear", lambda: nn.Linear(3, 4), (3,)),
         Network("linear-no-bias", lambda: nn.Linear(3, 4, bias=False), (3,)),
-        Network(
-            "linear-2d",
-            lambda: _sequence(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)),
-            (3,),
-        ),
+        Network("linear-2d", lambda: _sequence(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)), (3,)),
         Network(
             "linear-3d",
             lambda: _sequence(nn.Linear(3, 4), nn.Tanh(), nn.Flatten(), nn.Linear(20, 2)),
@@ -69,57 +65,29 @@ def _rows(samples: int, features: int) -> Tensor:
 CONV = grouped(
     "conv",
     [
-        Network("conv1d", between(lambda: nn.Conv1d(2, 3, 2), 5), (1, 5)),
-        Network(
-            "conv1d-stride-dilation",
-            between(lambda: nn.Conv1d(2, 3, 3, stride=2, padding=2, dilation=2), 6),
-            (1, 6),
-        ),
-        Network(
-            "conv1d-same-even-kernel",
-            between(lambda: nn.Conv1d(2, 2, 4, padding="same"), 6),
-            (1, 6),
-        ),
-        Network(
-            "conv1d-longer-than-input", between(lambda: nn.Conv1d(2, 2, 5, padding=3), 3), (1, 3)
-        ),
-        Network("conv2d", between(lambda: nn.Conv2d(2, 3, 3), 4, 4), (1, 4, 4)),
-        Network("conv2d-no-bias", between(lambda: nn.Conv2d(2, 2, 3, bias=False), 4, 5), (1, 4, 5)),
-        Network(
-            "conv2d-stride",
-            between(lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1), 5, 5),
-            (1, 5, 5),
-        ),
-        Network(
-            "conv2d-stride-leaves-a-rest",
-            between(lambda: nn.Conv2d(2, 2, 2, stride=3), 4, 6),
-            (1, 4, 6),
-        ),
-        Network(
-            "conv2d-uneven",
-            between(
-                lambda: nn.Conv2d(2, 2, (2, 3), stride=(1, 2), padding=(1, 2), dilation=(2, 1)),
-                4,
-                5,
-            ),
-            (1, 4, 5),
-        ),
-        Network(
-            "conv2d-groups",
-            between(lambda: nn.Conv2d(4, 6, 2, groups=2), 4, 4, channels=4),
-            (1, 4, 4),
-        ),
-        Network(
-            "conv2d-depthwise",
-            between(lambda: nn.Conv2d(3, 6, 3, padding=1, groups=3), 3, 3, channels=3),
-            (1, 3, 3),
-        ),
-        Network("conv2d-pointwise", between(lambda: nn.Conv2d(2, 3, 1), 3, 4), (1, 3, 4)),
-        Network(
-            "conv2d-same", between(lambda: nn.Conv2d(2, 2, (2, 3), padding="same"), 4, 4), (1, 4, 4)
-        ),
-        Network(
-            "conv2d-valid", between(lambda: nn.Conv2d(2, 2, 2, padding="valid"), 4, 4), (1, 4, 4)
+        *sized(
+            {
+                "conv1d": (lambda: nn.Conv1d(2, 3, 2), (5,)),
+                "conv1d-stride-dilation": (
+                    lambda: nn.Conv1d(2, 3, 3, stride=2, padding=2, dilation=2),
+                    (6,),
+                ),
+                "conv1d-same-even-kernel": (lambda: nn.Conv1d(2, 2, 4, padding="same"), (6,)),
+                "conv1d-longer-than-input": (lambda: nn.Conv1d(2, 2, 5, padding=3), (3,)),
+                "conv2d": (lambda: nn.Conv2d(2, 3, 3), (4, 4)),
+                "conv2d-no-bias": (lambda: nn.Conv2d(2, 2, 3, bias=False), (4, 5)),
+                "conv2d-stride": (lambda: nn.Conv2d(2, 3, 3, stride=2, padding=1), (5, 5)),
+                "conv2d-stride-leaves-a-rest": (lambda: nn.Conv2d(2, 2, 2, stride=3), (4, 6)),
+                "conv2d-uneven": (
+                    lambda: nn.Conv2d(2, 2, (2, 3), stride=(1, 2), padding=(1, 2), dilation=(2, 1)),
+                    (4, 5),
+                ),
+                "conv2d-groups": (lambda: nn.Conv2d(4, 6, 2, groups=2), (4, 4), 4),
+                "conv2d-depthwise": (lambda: nn.Conv2d(3, 6, 3, padding=1, groups=3), (3, 3), 3),
+                "conv2d-pointwise": (lambda: nn.Conv2d(2, 3, 1), (3, 4)),
+                "conv2d-same": (lambda: nn.Conv2d(2, 2, (2, 3), padding="same"), (4, 4)),
+                "conv2d-valid": (lambda: nn.Conv2d(2, 2, 2, padding="valid"), (4, 4)),
+            }
         ),
         *[
             Network(
@@ -138,36 +106,29 @@ CONV = grouped(
             )
             for mode in ("reflect", "replicate", "circular")
         ],
-        Network(
-            "conv2d-circular-same",
-            between(lambda: nn.Conv2d(2, 2, 2, padding="same", padding_mode="circular"), 3, 3),
-            (1, 3, 3),
+        *sized(
+            {
+                "conv2d-circular-same": (
+                    lambda: nn.Conv2d(2, 2, 2, padding="same", padding_mode="circular"),
+                    (3, 3),
+                ),
+                "conv3d": (lambda: nn.Conv3d(2, 2, 2), (2, 2, 2)),
+                "conv3d-uneven": (
+                    lambda: nn.Conv3d(2, 2, (1, 2, 3), stride=(1, 2, 1), padding=(0, 1, 1)),
+                    (2, 2, 2),
+                ),
+                "conv3d-replicate-groups": (
+                    lambda: nn.Conv3d(
+                        2, 4, 2, padding=1, padding_mode="replicate", groups=2, stride=2
+                    ),
+                    (2, 2, 2),
+                ),
+            }
         ),
-        Network("conv3d", between(lambda: nn.Conv3d(2, 2, 2), 2, 2, 2), (1, 2, 2, 2)),
-        Network(
-            "conv3d-uneven",
-            between(
-                lambda: nn.Conv3d(2, 2, (1, 2, 3), stride=(1, 2, 1), padding=(0, 1, 1)), 2, 2, 2
-            ),
-            (1, 2, 2, 2),
-        ),
-        Network(
-            "conv3d-replicate-groups",
-            between(
-                lambda: nn.Conv3d(2, 4, 2, padding=1, padding_mode="replicate", groups=2, stride=2),
-                2,
-                2,
-                2,
-            ),
-            (1, 2, 2, 2),
-        ),
-        Network(
+        owning(
             "conv1d-positions-then-mean",
-            lambda: Net(
-                lambda net, x: net.head(torch.tanh(net.conv(x)).mean(2)),
-                conv=nn.Conv1d(2, 4, 3),
-                head=nn.Linear(4, 3),
-            ),
+            lambda net, x: net.head(torch.tanh(net.conv(x)).mean(2)),
+            {"conv": lambda: nn.Conv1d(2, 4, 3), "head": (4, 3)},
             (2, 6),
         ),
     ],
@@ -176,46 +137,42 @@ CONV = grouped(
 TRANSPOSED = grouped(
     "transposed",
     [
-        Network("conv-transpose1d", between(lambda: nn.ConvTranspose1d(2, 3, 3), 4), (1, 4)),
-        Network(
-            "conv-transpose1d-output-padding",
-            between(lambda: nn.ConvTranspose1d(2, 2, 3, stride=3, padding=1, output_padding=2), 3),
-            (1, 3),
+        *sized(
+            {
+                "conv-transpose1d": (lambda: nn.ConvTranspose1d(2, 3, 3), (4,)),
+                "conv-transpose1d-output-padding": (
+                    lambda: nn.ConvTranspose1d(2, 2, 3, stride=3, padding=1, output_padding=2),
+                    (3,),
+                ),
+                "conv-transpose1d-groups": (
+                    lambda: nn.ConvTranspose1d(4, 6, 2, stride=2, groups=2),
+                    (3,),
+                    4,
+                ),
+                "conv-transpose2d": (lambda: nn.ConvTranspose2d(2, 2, 2), (3, 3)),
+                "conv-transpose2d-stride": (
+                    lambda: nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, output_padding=1),
+                    (3, 3),
+                ),
+                "conv-transpose2d-dilation": (
+                    lambda: nn.ConvTranspose2d(2, 2, 2, dilation=2, output_padding=1),
+                    (3, 3),
+                ),
+                "conv-transpose2d-uneven-no-bias": (
+                    lambda: nn.ConvTranspose2d(
+                        2, 3, (1, 3), stride=(2, 1), padding=(0, 1), bias=False
+                    ),
+                    (3, 3),
+                ),
+            }
         ),
-        Network(
-            "conv-transpose1d-groups",
-            between(lambda: nn.ConvTranspose1d(4, 6, 2, stride=2, groups=2), 3, channels=4),
-            (1, 3),
-        ),
-        Network("conv-transpose2d", between(lambda: nn.ConvTranspose2d(2, 2, 2), 3, 3), (1, 3, 3)),
-        Network(
-            "conv-transpose2d-stride",
-            between(
-                lambda: nn.ConvTranspose2d(2, 2, 3, stride=2, padding=1, output_padding=1), 3, 3
-            ),
-            (1, 3, 3),
-        ),
-        Network(
-            "conv-transpose2d-dilation",
-            between(lambda: nn.ConvTranspose2d(2, 2, 2, dilation=2, output_padding=1), 3, 3),
-            (1, 3, 3),
-        ),
-        Network(
-            "conv-transpose2d-uneven-no-bias",
-            between(
-                lambda: nn.ConvTranspose2d(2, 3, (1, 3), stride=(2, 1), padding=(0, 1), bias=False),
-                3,
-                3,
-            ),
-            (1, 3, 3),
-        ),
-        Network(
+        owning(
             "conv-transpose2d-output-size",
-            lambda: Net(
-                lambda net, x: net.up(torch.tanh(net.front(x)), output_size=(6, 6)),
-                front=nn.Conv2d(1, 2, 3, padding=1),
-                up=nn.ConvTranspose2d(2, 1, 3, stride=2, padding=1),
-            ),
+            lambda net, x: net.up(torch.tanh(net.front(x)), output_size=(6, 6)),
+            {
+                "front": lambda: nn.Conv2d(1, 2, 3, padding=1),
+                "up": lambda: nn.ConvTranspose2d(2, 1, 3, stride=2, padding=1),
+            },
             (1, 3, 3),
             "image",
         ),
@@ -227,29 +184,29 @@ TRANSPOSED = grouped(
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "conv-transpose2d-shortcut",
-            lambda: Net(
-                lambda net, x: net.body(h := torch.tanh(net.front(x))) + net.short(h),
-                front=nn.Conv2d(1, 2, 3, padding=1),
-                body=nn.ConvTranspose2d(2, 1, 3, 2, 1, 1),
-                short=nn.ConvTranspose2d(2, 1, 1, 2, 0, 1),
-            ),
+            lambda net, x: net.body(h := torch.tanh(net.front(x))) + net.short(h),
+            {
+                "front": lambda: nn.Conv2d(1, 2, 3, padding=1),
+                "body": lambda: nn.ConvTranspose2d(2, 1, 3, 2, 1, 1),
+                "short": lambda: nn.ConvTranspose2d(2, 1, 1, 2, 0, 1),
+            },
             (1, 5, 5),
             "image",
             samples=2,
         ),
-        Network(
-            "conv-transpose3d",
-            between(lambda: nn.ConvTranspose3d(2, 2, (1, 2, 2), stride=(1, 1, 2)), 1, 2, 2),
-            (1, 1, 2, 2),
-        ),
-        Network(
-            "conv-transpose3d-output-padding",
-            between(
-                lambda: nn.ConvTranspose3d(2, 1, 2, stride=2, padding=1, output_padding=1), 1, 2, 2
-            ),
-            (1, 1, 2, 2),
+        *sized(
+            {
+                "conv-transpose3d": (
+                    lambda: nn.ConvTranspose3d(2, 2, (1, 2, 2), stride=(1, 1, 2)),
+                    (1, 2, 2),
+                ),
+                "conv-transpose3d-output-padding": (
+                    lambda: nn.ConvTranspose3d(2, 1, 2, stride=2, padding=1, output_padding=1),
+                    (1, 2, 2),
+                ),
+            }
         ),
     ],
 )
@@ -274,22 +231,16 @@ EMBEDDING = grouped(
             lambda: _sequence(nn.Embedding(5, 3, padding_idx=-1), nn.Flatten(), nn.Linear(12, 2)),
             _tokens(5, 4),
         ),
-        Network(
+        owning(
             "embedding-mean-of-tokens",
-            lambda: Net(
-                lambda net, x: net.head(net.table(x).mean(1)),
-                table=nn.Embedding(6, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.head(net.table(x).mean(1)),
+            {"table": lambda: nn.Embedding(6, 3), "head": (3, 2)},
             _tokens(6, 4),
         ),
-        Network(
+        owning(
             "embedding-sum-of-tokens",
-            lambda: Net(
-                lambda net, x: net.head(torch.tanh(net.table(x)).sum(1)),
-                table=nn.Embedding(6, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.head(torch.tanh(net.table(x)).sum(1)),
+            {"table": lambda: nn.Embedding(6, 3), "head": (3, 2)},
             _tokens(6, 5),
         ),
         Network(
@@ -312,13 +263,10 @@ EMBEDDING = grouped(
             lambda: _sequence(nn.EmbeddingBag(6, 3, mode="sum"), nn.Linear(3, 2)),
             _tokens(6, 4),
         ),
-        Network(
+        owning(
             "embedding-functional",
-            lambda: Net(
-                lambda net, x: net.head(F.embedding(x, net.table).flatten(1)),
-                table=nn.Parameter(torch.randn(6, 3)),
-                head=nn.Linear(12, 2),
-            ),
+            lambda net, x: net.head(F.embedding(x, net.table).flatten(1)),
+            {"table": lambda: nn.Parameter(torch.randn(6, 3)), "head": (12, 2)},
             _tokens(6, 4),
         ),
     ],
@@ -328,15 +276,15 @@ NORM = grouped(
     "norm",
     [
         Network("batch-norm1d", between_linear(lambda: nn.BatchNorm1d(4)), (3,)),
-        Network("batch-norm1d-positions", between(lambda: nn.BatchNorm1d(2), 4), (1, 4)),
-        Network("batch-norm2d", between(lambda: nn.BatchNorm2d(3), 3, 3, channels=3), (1, 3, 3)),
-        Network(
-            "batch-norm2d-not-affine",
-            between(lambda: nn.BatchNorm2d(2, affine=False), 3, 3),
-            (1, 3, 3),
+        *sized(
+            {
+                "batch-norm1d-positions": (lambda: nn.BatchNorm1d(2), (4,)),
+                "batch-norm2d": (lambda: nn.BatchNorm2d(3), (3, 3), 3),
+                "batch-norm2d-not-affine": (lambda: nn.BatchNorm2d(2, affine=False), (3, 3)),
+                "batch-norm2d-eps": (lambda: nn.BatchNorm2d(2, eps=0.3), (3, 3)),
+                "batch-norm3d": (lambda: nn.BatchNorm3d(2), (2, 2, 2)),
+            }
         ),
-        Network("batch-norm2d-eps", between(lambda: nn.BatchNorm2d(2, eps=0.3), 3, 3), (1, 3, 3)),
-        Network("batch-norm3d", between(lambda: nn.BatchNorm3d(2), 2, 2, 2), (1, 2, 2, 2)),
         Network("batch-norm-first", lambda: _sequence(nn.BatchNorm1d(3), nn.Linear(3, 2)), (3,)),
         Network(
             "batch-norm-last",
@@ -351,45 +299,44 @@ NORM = grouped(
             between_linear(lambda: nn.LayerNorm(4, elementwise_affine=False)),
             (3,),
         ),
-        Network("layer-norm-image", between(lambda: nn.LayerNorm([2, 3, 3]), 3, 3), (1, 3, 3)),
-        Network("layer-norm-positions", between(lambda: nn.LayerNorm(4), 4), (1, 4)),
-        Network("group-norm", between(lambda: nn.GroupNorm(2, 4), 3, 3, channels=4), (1, 3, 3)),
-        Network("group-norm-one-group", between(lambda: nn.GroupNorm(1, 2), 3, 3), (1, 3, 3)),
-        Network(
-            "group-norm-not-affine",
-            between(lambda: nn.GroupNorm(2, 4, affine=False), 4, channels=4),
-            (1, 4),
+        *sized(
+            {
+                "layer-norm-image": (lambda: nn.LayerNorm([2, 3, 3]), (3, 3)),
+                "layer-norm-positions": (lambda: nn.LayerNorm(4), (4,)),
+                "group-norm": (lambda: nn.GroupNorm(2, 4), (3, 3), 4),
+                "group-norm-one-group": (lambda: nn.GroupNorm(1, 2), (3, 3)),
+                "group-norm-not-affine": (lambda: nn.GroupNorm(2, 4, affine=False), (4,), 4),
+            }
         ),
         Network("group-norm-one-position", between_linear(lambda: nn.GroupNorm(2, 4)), (3,)),
-        Network("instance-norm1d", between(lambda: nn.InstanceNorm1d(2, affine=True), 4), (1, 4)),
-        Network(
-            "instance-norm2d", between(lambda: nn.InstanceNorm2d(2, affine=True), 3, 3), (1, 3, 3)
-        ),
-        Network(
-            "instance-norm2d-not-affine", between(lambda: nn.InstanceNorm2d(2), 3, 3), (1, 3, 3)
-        ),
-        Network(
-            "instance-norm2d-running",
-            between(lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True), 3, 3),
-            (1, 3, 3),
-        ),
-        Network(
-            "instance-norm3d",
-            between(lambda: nn.InstanceNorm3d(2, affine=True), 2, 2, 2),
-            (1, 2, 2, 2),
+        *sized(
+            {
+                "instance-norm1d": (lambda: nn.InstanceNorm1d(2, affine=True), (4,)),
+                "instance-norm2d": (lambda: nn.InstanceNorm2d(2, affine=True), (3, 3)),
+                "instance-norm2d-not-affine": (lambda: nn.InstanceNorm2d(2), (3, 3)),
+                "instance-norm2d-running": (
+                    lambda: nn.InstanceNorm2d(2, affine=True, track_running_stats=True),
+                    (3, 3),
+                ),
+                "instance-norm3d": (lambda: nn.InstanceNorm3d(2, affine=True), (2, 2, 2)),
+            }
         ),
         Network("rms-norm", between_linear(lambda: nn.RMSNorm(4, eps=1e-3)), (3,)),
-        Network("rms-norm-two-dims", between(lambda: nn.RMSNorm([3, 3]), 3, 3), (1, 3, 3)),
-        Network("local-response-norm", between(lambda: nn.LocalResponseNorm(2), 3, 3), (1, 3, 3)),
-        Network(
+        *sized(
+            {
+                "rms-norm-two-dims": (lambda: nn.RMSNorm([3, 3]), (3, 3)),
+                "local-response-norm": (lambda: nn.LocalResponseNorm(2), (3, 3)),
+            }
+        ),
+        owning(
             "functional-layer-norm",
-            lambda: Net(
-                lambda net, x: net.head(F.layer_norm(net.stem(x), (4,), net.scale, net.shift)),
-                stem=nn.Linear(3, 4),
-                scale=nn.Parameter(torch.randn(4)),
-                shift=nn.Parameter(torch.randn(4)),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(F.layer_norm(net.stem(x), (4,), net.scale, net.shift)),
+            {
+                "stem": (3, 4),
+                "scale": lambda: nn.Parameter(torch.randn(4)),
+                "shift": lambda: nn.Parameter(torch.randn(4)),
+                "head": (4, 2),
+            },
             (3,),
         ),
     ],
@@ -400,8 +347,12 @@ PRELU = grouped(
     [
         Network("prelu-shared", between_linear(nn.PReLU), (3,)),
         Network("prelu-per-feature", between_linear(lambda: nn.PReLU(4)), (3,)),
-        Network("prelu-per-channel", between(lambda: nn.PReLU(3), 3, 3, channels=3), (1, 3, 3)),
-        Network("prelu-shared-image", between(nn.PReLU, 3, 3), (1, 3, 3)),
+        *sized(
+            {
+                "prelu-per-channel": (lambda: nn.PReLU(3), (3, 3), 3),
+                "prelu-shared-image": (nn.PReLU, (3, 3)),
+            }
+        ),
     ],
 )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,12 @@ from torch import Tensor, nn
 from tests.curvature.oracle import Inputs, Select
 
 Kind = Literal["vector", "sequence", "image"]
+# A layer and the size of its images, with the number of its channels if that is not two.
+Sized = (
+    tuple[Callable[[], nn.Module], tuple[int, ...]]
+    | (tuple[Callable[[], nn.Module], tuple[int, ...], int])
+)
+Owned = tuple[int, int] | list[int] | Callable[[], nn.Module | nn.Parameter | Tensor]
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
@@ -128,6 +134,35 @@ def between_linear(
         return nn.Sequential(nn.Linear(inputs, features), layer, nn.Linear(width, 2))
 
     return build
+
+
+def sized(table: Mapping[str, Sized], prefix: str = "") -> list[Network]:
+    """Layers `between` others, by id with the size of an image and perhaps a number of channels."""
+    return [
+        Network(prefix + id, between(layer, *size, channels=(*channels, 2)[0]), (1, *size))
+        for id, (layer, size, *channels) in table.items()
+    ]
+
+
+def owning(
+    id: str,
+    function: Callable[..., Any],
+    owned: Mapping[str, Owned],
+    inputs: tuple[int, ...] | Callable[[int], Inputs],
+    kind: Kind = "vector",
+    **options: Any,
+) -> Network:
+    """A `Net`; of what it owns, a pair is a linear layer's sizes, a list a parameter's shape."""
+
+    def made(one: Owned) -> nn.Module | nn.Parameter | Tensor:
+        if isinstance(one, list):
+            return parameter(*one)
+        return nn.Linear(one[0], one[1]) if isinstance(one, tuple) else one()
+
+    def build() -> nn.Module:
+        return Net(function, **{name: made(one) for name, one in owned.items()})
+
+    return Network(id, build, inputs, kind, **options)
 
 
 def grouped(group: str, networks: list[Network]) -> list[Network]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.curvature.zoo.network import Net, Network, grouped, parameter
+from tests.curvature.zoo.network import Net, Network, grouped, owning
 
 
 def _decoder() -> nn.Module:
@@ -155,6 +155,12 @@ def _not_contiguous(samples: int) -> Tensor:
     return torch.randn(4, 6, samples).permute(2, 1, 0)[:, ::2]
 
 
+def _with_constant(net: Any, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.square().mean(1, keepdim=True).sqrt()
+    return net.layer(x / scale) + net.shift
+
+
 STATES = grouped(
     "state",
     [
@@ -178,17 +184,16 @@ STATES = grouped(
             _not_contiguous,
             "sequence",
         ),
-        Network(
+        owning(
             "parameter-not-contiguous",
-            lambda: Net(
-                lambda net, x: torch.tanh(x @ net.w),
-                w=nn.Parameter(torch.randn(4, 3).T),
-            ),
+            lambda net, x: torch.tanh(x @ net.w),
+            {"w": lambda: nn.Parameter(torch.randn(4, 3).T)},
             (3,),
         ),
-        Network(
+        owning(
             "no-gradient-region-for-a-constant",
-            lambda: Net(_with_constant, layer=nn.Linear(3, 2), shift=parameter(2)),
+            _with_constant,
+            {"layer": (3, 2), "shift": [2]},
             (3,),
         ),
         Network(
@@ -205,12 +210,6 @@ STATES = grouped(
         ),
     ],
 )
-
-
-def _with_constant(net: Any, x: Tensor) -> Tensor:
-    with torch.no_grad():
-        scale = x.square().mean(1, keepdim=True).sqrt()
-    return net.layer(x / scale) + net.shift
 
 
 NETWORKS = [*IMAGES, *SEVERAL, *SIZES, *STATES]

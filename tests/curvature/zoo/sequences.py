@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.curvature.zoo.network import Net, Network, grouped, parameter
+from tests.curvature.zoo.network import Network, grouped, owning
 
 
 def _self_attention(net: Any, x: Tensor) -> Tensor:
@@ -76,100 +76,88 @@ def _padding(samples: int) -> tuple[Tensor, Tensor]:
 ATTENTION = grouped(
     "attention",
     [
-        Network(
+        owning(
             "multihead-batch-first",
-            lambda: Net(_self_attention, attention=_mha(batch_first=True)),
+            _self_attention,
+            {"attention": lambda: _mha(batch_first=True)},
             (3, 4),
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "multihead-samples-second",
-            lambda: Net(_self_attention_samples_second, attention=_mha()),
+            _self_attention_samples_second,
+            {"attention": lambda: _mha()},
             (3, 4),
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "multihead-batch-first-as-many-samples-as-tokens",
-            lambda: Net(_self_attention, attention=_mha(batch_first=True)),
+            _self_attention,
+            {"attention": lambda: _mha(batch_first=True)},
             (3, 4),
             "sequence",
         ),
-        Network(
+        owning(
             "multihead-samples-second-as-many-samples-as-tokens",
-            lambda: Net(_self_attention_samples_second, attention=_mha()),
+            _self_attention_samples_second,
+            {"attention": lambda: _mha()},
             (3, 4),
             "sequence",
         ),
-        Network(
+        owning(
             "multihead-no-bias-extra-key",
-            lambda: Net(
-                _self_attention, attention=_mha(bias=False, add_zero_attn=True, batch_first=True)
-            ),
+            _self_attention,
+            {"attention": lambda: _mha(bias=False, add_zero_attn=True, batch_first=True)},
             (3, 4),
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "multihead-learned-key",
-            lambda: Net(_self_attention, attention=_mha(add_bias_kv=True, batch_first=True)),
+            _self_attention,
+            {"attention": lambda: _mha(add_bias_kv=True, batch_first=True)},
             (3, 4),
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "multihead-other-key-size",
-            lambda: Net(
-                lambda net, x, z: net.attention(x, z, z.flip(1))[0].flatten(1),
-                attention=_mha(kdim=3, vdim=3, batch_first=True),
-            ),
+            lambda net, x, z: net.attention(x, z, z.flip(1))[0].flatten(1),
+            {"attention": lambda: _mha(kdim=3, vdim=3, batch_first=True)},
             lambda n: (torch.randn(n, 2, 4), torch.randn(n, 3, 3)),
         ),
-        Network(
+        owning(
             "multihead-padding-mask",
-            lambda: Net(_masked, attention=_mha(batch_first=True), head=nn.Linear(4, 2)),
+            _masked,
+            {"attention": lambda: _mha(batch_first=True), "head": (4, 2)},
             _padding,
         ),
-        Network(
+        owning(
             "multihead-learned-queries",
-            lambda: Net(
-                _pooled,
-                queries=parameter(1, 2, 4),
-                attention=_mha(batch_first=True),
-                head=nn.Linear(8, 2),
-            ),
+            _pooled,
+            {"queries": [1, 2, 4], "attention": lambda: _mha(batch_first=True), "head": (8, 2)},
             (3, 4),
         ),
-        Network(
+        owning(
             "scaled-dot-product",
-            lambda: Net(
-                lambda net, x: _scaled_dot_product(False, net, x),
-                project=nn.Linear(3, 12),
-                out=nn.Linear(4, 2),
-            ),
+            lambda net, x: _scaled_dot_product(False, net, x),
+            {"project": (3, 12), "out": (4, 2)},
             (4, 3),
             "sequence",
         ),
-        Network(
+        owning(
             "scaled-dot-product-causal",
-            lambda: Net(
-                lambda net, x: _scaled_dot_product(True, net, x),
-                project=nn.Linear(3, 12),
-                out=nn.Linear(4, 2),
-            ),
+            lambda net, x: _scaled_dot_product(True, net, x),
+            {"project": (3, 12), "out": (4, 2)},
             (4, 3),
             "sequence",
         ),
-        Network(
+        owning(
             "attention-by-hand",
-            lambda: Net(
-                _by_hand,
-                query=nn.Linear(3, 2),
-                key=nn.Linear(3, 2),
-                value=nn.Linear(3, 3),
-                out=nn.Linear(3, 2),
-            ),
+            _by_hand,
+            {"query": (3, 2), "key": (3, 2), "value": (3, 3), "out": (3, 2)},
             (4, 3),
             "sequence",
         ),
@@ -188,11 +176,7 @@ TRANSFORMER = grouped(
             samples=2,
         ),
         Network(
-            "encoder-layer-no-bias",
-            lambda: _encoder(bias=False),
-            (3, 4),
-            "sequence",
-            samples=2,
+            "encoder-layer-no-bias", lambda: _encoder(bias=False), (3, 4), "sequence", samples=2
         ),
         Network(
             "encoder-of-two-layers",
@@ -210,30 +194,30 @@ TRANSFORMER = grouped(
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "language-model",
-            lambda: Net(
-                _language_model,
-                token=nn.Embedding(5, 4),
-                position=nn.Embedding(3, 4),
-                layer=_encoder(norm_first=True, activation="gelu"),
-                head=nn.Linear(4, 5, bias=False),
-            ),
+            _language_model,
+            {
+                "token": lambda: nn.Embedding(5, 4),
+                "position": lambda: nn.Embedding(3, 4),
+                "layer": lambda: _encoder(norm_first=True, activation="gelu"),
+                "head": lambda: nn.Linear(4, 5, bias=False),
+            },
             lambda n: torch.randint(0, 5, (n, 3)),
             "sequence",
             samples=2,
         ),
-        Network(
+        owning(
             "vision-transformer",
-            lambda: Net(
-                _vision,
-                patch=nn.Conv2d(1, 4, 2, stride=2),
-                token=parameter(1, 1, 4),
-                position=parameter(1, 5, 4),
-                layer=_encoder(norm_first=True, activation="gelu"),
-                norm=nn.LayerNorm(4),
-                head=nn.Linear(4, 3),
-            ),
+            _vision,
+            {
+                "patch": lambda: nn.Conv2d(1, 4, 2, stride=2),
+                "token": [1, 1, 4],
+                "position": [1, 5, 4],
+                "layer": lambda: _encoder(norm_first=True, activation="gelu"),
+                "norm": lambda: nn.LayerNorm(4),
+                "head": (4, 3),
+            },
             (1, 4, 4),
         ),
     ],
@@ -260,72 +244,56 @@ RECURRENT = grouped(
     "recurrent",
     [
         *[
-            Network(
+            owning(
                 f"{cell.__name__.lower()}-unrolled",
-                lambda cell=cell: Net(_unrolled, cell=cell(2, 3), head=nn.Linear(3, 2)),
+                _unrolled,
+                {"cell": lambda cell=cell: cell(2, 3), "head": (3, 2)},
                 (3, 2),
             )
             for cell in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
         ],
         *[
-            Network(
+            owning(
                 f"{layer.__name__.lower()}",
-                lambda layer=layer: Net(
-                    _recurrent, layer=layer(2, 3, batch_first=True), head=nn.Linear(3, 2)
-                ),
+                _recurrent,
+                {"layer": lambda layer=layer: layer(2, 3, batch_first=True), "head": (3, 2)},
                 (3, 2),
                 "sequence",
             )
             for layer in (nn.RNN, nn.LSTM, nn.GRU)
         ],
-        Network(
+        owning(
             "gru-both-ways",
-            lambda: Net(
-                _recurrent,
-                layer=nn.GRU(2, 2, batch_first=True, bidirectional=True),
-                head=nn.Linear(4, 2),
-            ),
+            _recurrent,
+            {"layer": lambda: nn.GRU(2, 2, batch_first=True, bidirectional=True), "head": (4, 2)},
             (3, 2),
             "sequence",
         ),
-        Network(
+        owning(
             "lstm-two-layers",
-            lambda: Net(
-                _recurrent,
-                layer=nn.LSTM(2, 2, num_layers=2, batch_first=True),
-                head=nn.Linear(2, 2),
-            ),
+            _recurrent,
+            {"layer": lambda: nn.LSTM(2, 2, num_layers=2, batch_first=True), "head": (2, 2)},
             (3, 2),
             "sequence",
         ),
-        Network(
+        owning(
             "lstm-projected",
-            lambda: Net(
-                _recurrent,
-                layer=nn.LSTM(2, 3, batch_first=True, proj_size=2),
-                head=nn.Linear(2, 2),
-            ),
+            _recurrent,
+            {"layer": lambda: nn.LSTM(2, 3, batch_first=True, proj_size=2), "head": (2, 2)},
             (3, 2),
             "sequence",
         ),
-        Network(
+        owning(
             "lstm-samples-second",
-            lambda: Net(
-                lambda net, x: net.head(net.layer(x.transpose(0, 1))[0].transpose(0, 1)),
-                layer=nn.LSTM(2, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.head(net.layer(x.transpose(0, 1))[0].transpose(0, 1)),
+            {"layer": lambda: nn.LSTM(2, 3), "head": (3, 2)},
             (3, 2),
             "sequence",
         ),
-        Network(
+        owning(
             "gru-learned-first-state",
-            lambda: Net(
-                _with_state,
-                layer=nn.GRU(2, 3, batch_first=True),
-                state=parameter(1, 1, 3),
-                head=nn.Linear(3, 2),
-            ),
+            _with_state,
+            {"layer": lambda: nn.GRU(2, 3, batch_first=True), "state": [1, 1, 3], "head": (3, 2)},
             (3, 2),
         ),
     ],

@@ -9,14 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.curvature.zoo.network import (
-    Apply,
-    Net,
-    Network,
-    between,
-    between_linear,
-    grouped,
-)
+from tests.curvature.zoo.network import Apply, Network, between, between_linear, grouped, owning
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "elu": lambda: nn.ELU(0.7),
@@ -260,11 +253,7 @@ REARRANGEMENTS: dict[str, tuple[Callable[[], nn.Module], int, tuple[int, ...]]] 
     "pixel-unshuffle": (lambda: nn.PixelUnshuffle(2), 2, (4, 4)),
     "channel-shuffle": (lambda: nn.ChannelShuffle(2), 4, (3, 3)),
     "unfold": (lambda: nn.Unfold(2, padding=1, stride=2), 2, (4, 4)),
-    "fold": (
-        lambda: nn.Sequential(nn.Unfold(2), nn.Tanh(), nn.Fold((3, 3), 2)),
-        2,
-        (3, 3),
-    ),
+    "fold": (lambda: nn.Sequential(nn.Unfold(2), nn.Tanh(), nn.Fold((3, 3), 2)), 2, (3, 3)),
     "flatten": (nn.Flatten, 2, (3, 3)),
     "flatten-spatial": (lambda: nn.Flatten(2), 2, (3, 3)),
     "unflatten": (lambda: nn.Unflatten(1, (2, 2)), 4, (3, 3)),
@@ -370,7 +359,7 @@ NETWORKS = [
     *grouped(
         "activation-last",
         [
-            Network("softmax-last", lambda: Net(_softmax_last, layer=nn.Linear(3, 4)), (3,)),
+            owning("softmax-last", _softmax_last, {"layer": (3, 4)}, (3,)),
             Network(
                 "relu-last", lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True)), (3,)
             ),

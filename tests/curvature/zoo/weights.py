@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
-from tests.curvature.zoo.network import Net, Network, grouped, parameter
+from tests.curvature.zoo.network import Net, Network, grouped, owning, parameter
 
 
 def _tied_embedding() -> nn.Module:
@@ -42,13 +42,10 @@ def _tied_bias() -> nn.Module:
 TIED = grouped(
     "tied",
     [
-        Network(
+        owning(
             "module-twice",
-            lambda: Net(
-                lambda net, x: net.head(torch.tanh(net.twice(torch.tanh(net.twice(x))))),
-                twice=nn.Linear(3, 3),
-                head=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.head(torch.tanh(net.twice(torch.tanh(net.twice(x))))),
+            {"twice": (3, 3), "head": (3, 2)},
             (3,),
         ),
         Network(
@@ -56,23 +53,18 @@ TIED = grouped(
             lambda: nn.Sequential(layer := nn.Linear(3, 3), nn.Tanh(), layer, nn.Tanh()),
             (3,),
         ),
-        Network(
+        owning(
             "conv-twice-at-two-sizes",
-            lambda: Net(
-                lambda net, x: torch.cat(
-                    [net.conv(x).mean(2), torch.tanh(net.conv(F.avg_pool1d(x, 2))).mean(2)], 1
-                ),
-                conv=nn.Conv1d(2, 3, 3),
+            lambda net, x: torch.cat(
+                [net.conv(x).mean(2), torch.tanh(net.conv(F.avg_pool1d(x, 2))).mean(2)], 1
             ),
+            {"conv": lambda: nn.Conv1d(2, 3, 3)},
             (2, 8),
         ),
-        Network(
+        owning(
             "siamese",
-            lambda: Net(
-                lambda net, x, z: (net.body(x) - net.body(z)).square() @ net.weight,
-                body=nn.Sequential(nn.Linear(3, 4), nn.Tanh()),
-                weight=parameter(4, 2),
-            ),
+            lambda net, x, z: (net.body(x) - net.body(z)).square() @ net.weight,
+            {"body": lambda: nn.Sequential(nn.Linear(3, 4), nn.Tanh()), "weight": [4, 2]},
             lambda n: (torch.randn(n, 3), torch.randn(n, 3)),
         ),
         Network(
@@ -95,19 +87,13 @@ TIED = grouped(
             lambda n: torch.randint(0, 5, (n, 3)),
             "sequence",
         ),
-        Network(
-            "autoencoder-tied",
-            lambda: Net(_tied_autoencoder, encoder=nn.Linear(4, 2), shift=parameter(4)),
-            (4,),
-        ),
+        owning("autoencoder-tied", _tied_autoencoder, {"encoder": (4, 2), "shift": [4]}, (4,)),
         Network("convs-tied", _tied_convs, (2, 4)),
         Network("bias-tied", _tied_bias, (3,)),
-        Network(
+        owning(
             "weight-by-module-and-by-hand",
-            lambda: Net(
-                lambda net, x: net.layer(x) + torch.tanh(x) @ net.layer.weight.T,
-                layer=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.layer(x) + torch.tanh(x) @ net.layer.weight.T,
+            {"layer": (3, 2)},
             (3,),
         ),
     ],
@@ -171,26 +157,21 @@ COMPUTED = grouped(
         ),
         Network("symmetric-weight", _symmetric, (3,)),
         Network("low-rank-adapter", _Lora, (4,)),
-        Network(
+        owning(
             "standardised-weight",
-            lambda: Net(
-                lambda net, x: F.conv2d(
-                    x,
-                    (net.weight - net.weight.mean((1, 2, 3), keepdim=True))
-                    / net.weight.std((1, 2, 3), keepdim=True),
-                ),
-                weight=parameter(2, 2, 2, 2),
+            lambda net, x: F.conv2d(
+                x,
+                (net.weight - net.weight.mean((1, 2, 3), keepdim=True))
+                / net.weight.std((1, 2, 3), keepdim=True),
             ),
+            {"weight": [2, 2, 2, 2]},
             (2, 3, 3),
             "image",
         ),
-        Network(
+        owning(
             "masked-weight",
-            lambda: Net(
-                lambda net, x: F.linear(x, net.layer.weight * net.mask, net.layer.bias),
-                layer=nn.Linear(3, 3),
-                mask=torch.ones(3, 3).tril(),
-            ),
+            lambda net, x: F.linear(x, net.layer.weight * net.mask, net.layer.bias),
+            {"layer": (3, 3), "mask": lambda: torch.ones(3, 3).tril()},
             (3,),
         ),
         Network(
@@ -203,12 +184,10 @@ COMPUTED = grouped(
             ),
             (3,),
         ),
-        Network(
+        owning(
             "weight-from-each-sample",
-            lambda: Net(
-                lambda net, x: torch.einsum("noi,ni->no", net.hyper(x).view(-1, 2, 3), x),
-                hyper=nn.Linear(3, 6),
-            ),
+            lambda net, x: torch.einsum("noi,ni->no", net.hyper(x).view(-1, 2, 3), x),
+            {"hyper": (3, 6)},
             (3,),
         ),
     ],
@@ -217,170 +196,119 @@ COMPUTED = grouped(
 BARE = grouped(
     "bare-parameter",
     [
-        Network(
+        owning(
             "functional-calls",
-            lambda: Net(
-                lambda net, x: F.linear(torch.tanh(F.conv1d(x, net.w, net.b)).flatten(1), net.v),
-                w=parameter(2, 2, 2),
-                b=parameter(2),
-                v=parameter(3, 6),
-            ),
+            lambda net, x: F.linear(torch.tanh(F.conv1d(x, net.w, net.b)).flatten(1), net.v),
+            {"w": [2, 2, 2], "b": [2], "v": [3, 6]},
             (2, 4),
         ),
-        Network(
+        owning(
             "functional-transposed",
-            lambda: Net(
-                lambda net, x: F.conv_transpose2d(x, net.w, net.b, stride=2),
-                w=parameter(2, 1, 2, 2),
-                b=parameter(1),
-            ),
+            lambda net, x: F.conv_transpose2d(x, net.w, net.b, stride=2),
+            {"w": [2, 1, 2, 2], "b": [1]},
             (2, 2, 2),
             "image",
         ),
-        Network(
+        owning(
             "matrix-product",
-            lambda: Net(
-                lambda net, x: torch.tanh(x @ net.w) @ net.v, w=parameter(3, 4), v=parameter(4, 2)
-            ),
+            lambda net, x: torch.tanh(x @ net.w) @ net.v,
+            {"w": [3, 4], "v": [4, 2]},
             (3,),
         ),
-        Network(
+        owning(
             "matrix-product-from-the-left",
-            lambda: Net(
-                lambda net, x: net.w @ torch.tanh(x @ net.v), w=parameter(2, 4), v=parameter(3, 2)
-            ),
+            lambda net, x: net.w @ torch.tanh(x @ net.v),
+            {"w": [2, 4], "v": [3, 2]},
             (4, 3),
             "sequence",
         ),
-        Network(
+        owning(
             "addmm",
-            lambda: Net(
-                lambda net, x: torch.addmm(net.b, torch.tanh(x), net.w),
-                w=parameter(3, 4),
-                b=parameter(4),
-            ),
+            lambda net, x: torch.addmm(net.b, torch.tanh(x), net.w),
+            {"w": [3, 4], "b": [4]},
             (3,),
         ),
-        Network(
+        owning(
             "einsum-weight",
-            lambda: Net(
-                lambda net, x: torch.einsum("nti,hio,nto->nh", x, net.w, torch.tanh(x)),
-                w=parameter(2, 3, 3),
-            ),
+            lambda net, x: torch.einsum("nti,hio,nto->nh", x, net.w, torch.tanh(x)),
+            {"w": [2, 3, 3]},
             (4, 3),
         ),
-        Network(
+        owning(
             "bare-bias",
-            lambda: Net(
-                lambda net, x: net.head(torch.tanh(net.stem(x) + net.shift)),
-                stem=nn.Linear(3, 4, bias=False),
-                shift=parameter(4),
-                head=nn.Linear(4, 2),
-            ),
+            lambda net, x: net.head(torch.tanh(net.stem(x) + net.shift)),
+            {"stem": lambda: nn.Linear(3, 4, bias=False), "shift": [4], "head": (4, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "bare-bias-image",
-            lambda: Net(
-                lambda net, x: net.conv(torch.tanh(x + net.shift)),
-                shift=parameter(2, 1, 1),
-                conv=nn.Conv2d(2, 2, 2),
-            ),
+            lambda net, x: net.conv(torch.tanh(x + net.shift)),
+            {"shift": [2, 1, 1], "conv": lambda: nn.Conv2d(2, 2, 2)},
             (2, 3, 3),
             "image",
         ),
-        Network(
+        owning(
             "learned-scale",
-            lambda: Net(
-                lambda net, x: net.scale * net.layer(x),
-                scale=nn.Parameter(torch.tensor(1.5)),
-                layer=nn.Linear(3, 2),
-            ),
+            lambda net, x: net.scale * net.layer(x),
+            {"scale": lambda: nn.Parameter(torch.tensor(1.5)), "layer": (3, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "layer-scale",
-            lambda: Net(
-                lambda net, x: (h := net.stem(x)) + net.scale * torch.tanh(net.body(h)),
-                stem=nn.Linear(3, 4),
-                scale=parameter(4),
-                body=nn.Linear(4, 4),
-            ),
+            lambda net, x: (h := net.stem(x)) + net.scale * torch.tanh(net.body(h)),
+            {"stem": (3, 4), "scale": [4], "body": (4, 4)},
             (3,),
         ),
-        Network(
+        owning(
             "scalar-temperature",
-            lambda: Net(
-                lambda net, x: net.layer(x) / net.temperature.exp(),
-                layer=nn.Linear(3, 2),
-                temperature=nn.Parameter(torch.zeros(1)),
-            ),
+            lambda net, x: net.layer(x) / net.temperature.exp(),
+            {"layer": (3, 2), "temperature": lambda: nn.Parameter(torch.zeros(1))},
             (3,),
         ),
-        Network(
+        owning(
             "learned-exponent",
-            lambda: Net(
-                lambda net, x: net.layer(x).square().add(0.5).pow(net.power),
-                layer=nn.Linear(3, 2),
-                power=parameter(2),
-            ),
+            lambda net, x: net.layer(x).square().add(0.5).pow(net.power),
+            {"layer": (3, 2), "power": [2]},
             (3,),
         ),
-        Network(
+        owning(
             "cosine-classifier",
-            lambda: Net(
-                lambda net, x: (
-                    3.0
-                    * F.linear(
-                        F.normalize(torch.tanh(net.stem(x)), dim=1), F.normalize(net.w, dim=1)
-                    )
-                ),
-                stem=nn.Linear(3, 4),
-                w=parameter(3, 4),
+            lambda net, x: (
+                3.0
+                * F.linear(F.normalize(torch.tanh(net.stem(x)), dim=1), F.normalize(net.w, dim=1))
             ),
+            {"stem": (3, 4), "w": [3, 4]},
             (3,),
         ),
-        Network(
+        owning(
             "prototypes",
-            lambda: Net(
-                lambda net, x: -torch.cdist(torch.tanh(net.stem(x)), net.centres).square(),
-                stem=nn.Linear(3, 2),
-                centres=parameter(3, 2),
-            ),
+            lambda net, x: -torch.cdist(torch.tanh(net.stem(x)), net.centres).square(),
+            {"stem": (3, 2), "centres": [3, 2]},
             (3,),
         ),
-        Network(
-            "only-bias",
-            lambda: Net(lambda net, x: x + net.shift, shift=parameter(3)),
-            (3,),
-        ),
-        Network(
+        owning("only-bias", lambda net, x: x + net.shift, {"shift": [3]}, (3,)),
+        owning(
             "parameter-list",
-            lambda: Net(
-                lambda net, x: torch.tanh(x @ net.weights[0]) @ net.weights[1],
-                weights=nn.ParameterList([parameter(3, 4), parameter(4, 2)]),
-            ),
+            lambda net, x: torch.tanh(x @ net.weights[0]) @ net.weights[1],
+            {"weights": lambda: nn.ParameterList([parameter(3, 4), parameter(4, 2)])},
             (3,),
         ),
-        Network(
+        owning(
             "parameter-not-used",
-            lambda: Net(lambda net, x: net.layer(x), layer=nn.Linear(3, 2), idle=parameter(2, 2)),
+            lambda net, x: net.layer(x),
+            {"layer": (3, 2), "idle": [2, 2]},
             (3,),
         ),
-        Network(
+        owning(
             "output-half-constant",
-            lambda: Net(lambda net, x: torch.cat([net.layer(x), x], 1), layer=nn.Linear(3, 2)),
+            lambda net, x: torch.cat([net.layer(x), x], 1),
+            {"layer": (3, 2)},
             (3,),
         ),
-        Network(
+        owning(
             "expanded-parameter",
-            lambda: Net(
-                lambda net, x: net.head(
-                    torch.cat([net.token.expand(len(x), 1, 3), x], 1).flatten(1)
-                ),
-                token=parameter(1, 1, 3),
-                head=nn.Linear(9, 2),
-            ),
+            lambda net, x: net.head(torch.cat([net.token.expand(len(x), 1, 3), x], 1).flatten(1)),
+            {"token": [1, 1, 3], "head": (9, 2)},
             (2, 3),
         ),
     ],
