@@ -1,7 +1,7 @@
 """`python -m lapkernels demo`: curvature and predictive uncertainty of a small autoencoder.
 
 Trains a convolutional autoencoder on digits, computes the diagonal of its generalised Gauss-Newton
-matrix in three ways, compares each with autograd, and draws how uncertain it is about new images.
+matrix by three methods, compares each with autograd, and draws its uncertainty about new images.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ def _check_options(kwargs: dict[str, Any]) -> None:
 class _Chosen:
     """Parameters that a subnetwork has entries of, or all of them.
 
-    Entries asked for are ``within`` the chosen parameters, one after the other, and at ``place``
+    The entries are ``within`` the chosen parameters, concatenated, and at ``place``
     among their ``entries``, which are unique and sorted.
     """
 

@@ -1,4 +1,4 @@
-"""Which implementation of an op runs: a compiled kernel, a Triton kernel, or the reference."""
+"""The choice between compiled kernels, Triton kernels and the reference."""
 
 from lapkernels.kernels import triton
 from lapkernels.kernels.native import NATIVE, simd_level

@@ -1,4 +1,4 @@
-"""The shared library of compiled kernels: found, loaded, and described.
+"""The shared library of compiled kernels: loading it, and facts about it.
 
 The library registers its ops in torch's namespace `lapkernels_native` when it is loaded; it is no
 Python module. The environment variable LAPKERNELS_NO_NATIVE=1 leaves it unloaded.
@@ -21,14 +21,14 @@ NAMESPACE = "lapkernels_native"
 
 @dataclass(frozen=True)
 class Native:
-    """The library as it was found: `path` is None exactly when `reason` says why it is absent."""
+    """The loaded library: `path` is None if and only if `reason` says why it is absent."""
 
     path: Path | None
     reason: str | None
 
 
 def build_record(package: Path = PACKAGE) -> dict[str, Any] | None:
-    """What the installation wrote down about compiling the library, if it wrote anything."""
+    """The installation's record of compiling the library, if there is one."""
     try:
         return json.loads((package / "_build.json").read_text())
     except (OSError, ValueError):
@@ -36,7 +36,7 @@ def build_record(package: Path = PACKAGE) -> dict[str, Any] | None:
 
 
 def load(package: Path = PACKAGE) -> Native:
-    """Loads the library of a package folder; a failure is a reason, never an exception."""
+    """Load the library of a package folder; a failure is a reason, never an exception."""
     if os.environ.get("LAPKERNELS_NO_NATIVE", "0") not in ("", "0"):
         return Native(None, "LAPKERNELS_NO_NATIVE is set")
     found = sorted(package.glob("_native*.so"))

@@ -1,6 +1,6 @@
-"""Chooses the implementation of an op, and says why.
+"""The choice of an op's backend, and its reasons.
 
-The backends, of which one is in force at any time:
+One of these backends is in force at any time:
 
     auto        the first kernel that is made for the tensors at hand, compiled before Triton,
                 torch's own library where an op says that it is faster, else the reference
@@ -36,21 +36,20 @@ DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the kernels of a backend take."""
+    """The tensors that the kernels of a backend take."""
 
     device: str
     dtypes: tuple[torch.dtype, ...]
 
 
-# The backends with kernels, in the order in which auto asks them.
+# The backends with kernels, in auto's order of preference.
 KERNELS = {
     "cpp": Kernels("cpu", DTYPES),
     "cuda": Kernels("cuda", (*DTYPES, torch.float16, torch.bfloat16)),
     "triton": Kernels("cuda", triton.DTYPES),
 }
 BACKENDS = ("auto", "reference", *KERNELS)
-# Those that auto asks for tensors of a device. Triton on cpu is its interpreter, which nobody wants
-# unasked.
+# Those of auto for tensors of a device. Triton on cpu is its interpreter, which has to be forced.
 _ASKED = {
     device: [name for name, kernels in KERNELS.items() if kernels.device == device]
     for device in ("cpu", "cuda")
@@ -85,7 +84,7 @@ def current_backend() -> str:
 
 
 class use_backend:
-    """Puts a backend in force: from the call on, or, as a context manager, for its block.
+    """Set the backend: from the call on or, as a context manager, for its block.
 
     Like torch's grad mode it holds for the calling thread (or asyncio task); a new thread starts
     from LAPKERNELS_BACKEND.
@@ -106,7 +105,7 @@ class use_backend:
         _backend.reset(self._token)
 
 
-# The result of a lookup never changes, so it is kept, "not there" included.
+# Cached, absence included: the result of a lookup never changes.
 _native_op = functools.cache(native_op)
 _cuda_ops = functools.cache(cuda_ops)
 
@@ -170,7 +169,7 @@ def _unsuitable(kernels: Kernels, tensors: Iterable[Tensor | None]) -> str | Non
     for tensor in tensors:
         if tensor is None:
             continue
-        # Asking for the device makes an object of it, once for each tensor of each call.
+        # Reading a tensor's device makes a new object at each call.
         if not (tensor.is_cpu if on_cpu else tensor.device.type == kernels.device):
             return f"a tensor is on {tensor.device}, and these kernels are for {kernels.device}"
         if dtype is None:
@@ -185,7 +184,7 @@ def _unsuitable(kernels: Kernels, tensors: Iterable[Tensor | None]) -> str | Non
 
 @functools.cache
 def _warn_that_reference_serves() -> None:
-    """Warns the first time an op wants the missing library; cached, hence once per process."""
+    """Warn that the library is missing; cached, hence once per process."""
     warnings.warn(
         f"lapkernels runs on its slower reference backend: {NATIVE.reason}. {HOW_TO_COMPILE}. "
         "LAPKERNELS_BACKEND=reference chooses this backend without a warning.",

@@ -24,7 +24,7 @@ def sample_from_precision(
 ) -> list[Tensor]:
     """One sample a parameter, whole lists in one pass over memory after the noise is drawn.
 
-    Differentiable in ``mean`` and ``precision`` where they ask for it. Raises if an entry of
+    Differentiable in ``mean`` and ``precision``. Raises if an entry of
     ``precision + prior_precision`` is not positive.
     """
     check_lists(mean=mean, precision=precision)

@@ -16,8 +16,8 @@ For a weight that is applied at T positions of each sample, with inputs :math:`x
 - An embedding has them too: its input is one-hot, so in ``expand`` A is diagonal, the average share
   of each token. Tokens at ``padding_idx`` count as positions with no input.
 - A parameter that is added, a bias, has the only factor B [P, P].
-- A parameter that scales, such as the gain of a norm or the slope of PReLU, or enters in another
-  way that is no product of a layer, has its exact block [P, P].
+- A parameter that scales, such as the gain of a norm or the slope of PReLU, or is no weight of a
+  product, has its exact block [P, P].
 """
 
 from __future__ import annotations

@@ -135,18 +135,18 @@ def largest_eigenvalues(
         space[new], mapped[new], count = block, product(block.T).T, new.stop
         basis, images = space[:count], mapped[:count]
         matrix = _symmetric(basis @ images.T)
-        values, turn = retried(torch.linalg.eigh, matrix, "the curvature", "has no eigenvalues")
+        values, rotation = retried(torch.linalg.eigh, matrix, "the curvature", "has no eigenvalues")
         values = values.flip(0).clamp_min(0)
         # A thick restart: it keeps a few vectors beyond the rank.
         kept = min(count, width)
-        turn = turn.flip(1)[:, :kept].T
-        vectors, block = turn @ basis, turn @ images
+        rotation = rotation.flip(1)[:, :kept].T
+        vectors, block = rotation @ basis, rotation @ images
         block.sub_(vectors * values[:kept].unsqueeze(1))
         residuals = block.norm(dim=1)
         worst = float(residuals[:rank].max())
         done = worst <= tolerance * float(values[0]) or count == size
         if not done and count + width > BLOCKS * width:
-            mapped[:kept], space[:kept], count = turn @ images, vectors, kept
+            mapped[:kept], space[:kept], count = rotation @ images, vectors, kept
         if not done:
             block = _orthogonal(block, space[:count])
         if done or len(block) == 0:

@@ -250,7 +250,7 @@ def check_real(name: str, tensor: Tensor) -> None:
 
 
 def check_rank(name: str, shape: torch.Size, geometry: Geometry, leading: int) -> None:
-    """Raise unless a tensor of this shape has the dimensions the geometry asks for."""
+    """Raise unless a tensor of this shape has the geometry's dimensions."""
     dims = len(geometry.kernel_size)
     wanted = leading + 1 + dims
     if geometry.is_linear:
