@@ -36,17 +36,22 @@ DTYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True)
 class Kernels:
-    """The tensors that the kernels of a backend take."""
+    """The tensors that the kernels of a backend take.
+
+    Those of the ops in ``one_constant`` need one of their first two tensors to be the same for all
+    columns.
+    """
 
     device: str
     dtypes: tuple[torch.dtype, ...]
+    one_constant: frozenset[str] = frozenset()
 
 
 # The backends with kernels, in auto's order of preference.
 KERNELS = {
     "cpp": Kernels("cpu", DTYPES),
-    "cuda": Kernels("cuda", (*DTYPES, torch.float16, torch.bfloat16)),
-    "triton": Kernels("cuda", triton.DTYPES),
+    "cuda": Kernels("cuda", (*DTYPES, torch.float16, torch.bfloat16), frozenset({"jacobian_gram"})),
+    "triton": Kernels("cuda", triton.DTYPES, triton.ONE_CONSTANT),
 }
 BACKENDS = ("auto", "reference", *KERNELS)
 # Those of auto for tensors of a device. Triton on cpu is its interpreter, which has to be forced.
@@ -58,8 +63,11 @@ _ASKED = {
 # What backends cannot do though they have the op: (backends, ops, when).
 BY_SHAPE = (
     ("cpp, cuda, triton", "all", "a tensor is empty, or the call is inside torch.func"),
-    ("triton", "jacobian_*", "both tensors depend on the column"),
-    ("cuda", "jacobian_gram", "both tensors depend on the column"),
+    *[
+        (name, ", ".join(sorted(kernels.one_constant)), "both tensors depend on the column")
+        for name, kernels in KERNELS.items()
+        if kernels.one_constant
+    ],
 )
 
 HOW_TO_COMPILE = (
@@ -143,7 +151,7 @@ def _kernel(backend: str, op: str) -> Callable[..., Any] | None:
 def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str | None:
     """Why a backend with kernels does not serve this op on these tensors, or None if it does."""
     if backend == "triton":
-        return triton.why_not(op, tensors)
+        return triton.why_not(op, tensors) or _shape_reason(backend, op, tensors)
     if NATIVE.path is None:
         return NATIVE.reason
     if _native_op(op) is None:
@@ -152,14 +160,17 @@ def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str
         if not _cuda_ops():
             return "the compiled library was built without CUDA"
         return "the compiled library has no CUDA kernel of that name"
-    reason = _unsuitable(KERNELS[backend], tensors)
-    return _shape_reason(op, tensors) if reason is None and backend == "cuda" else reason
+    return _unsuitable(KERNELS[backend], tensors) or _shape_reason(backend, op, tensors)
 
 
-def _shape_reason(op: str, tensors: Iterable[Tensor | None]) -> str | None:
+def _shape_reason(backend: str, op: str, tensors: Iterable[Tensor | None]) -> str | None:
+    if op not in KERNELS[backend].one_constant:
+        return None
     given = [tensor for tensor in tensors if tensor is not None]
-    if given and op == "jacobian_gram" and min(given[0].shape[0], given[1].shape[0]) > 1:
-        return "both tensors depend on the column, and the CUDA kernel takes one that does not"
+    if given and min(given[0].shape[0], given[1].shape[0]) > 1:
+        return (
+            f"both tensors depend on the column, and the {backend} kernel takes one that does not"
+        )
     return None
 
 

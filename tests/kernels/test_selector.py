@@ -199,7 +199,11 @@ def test_report_for_a_gpu(backend: str, serving: dict[str, str | None]) -> None:
 def test_columns_in_both_tensors_are_not_for_the_cuda_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(selector.KERNELS, "cuda", selector.Kernels("cpu", (torch.float32,)))
+    monkeypatch.setitem(
+        selector.KERNELS,
+        "cuda",
+        selector.Kernels("cpu", (torch.float32,), frozenset({"jacobian_gram"})),
+    )
     monkeypatch.setattr(selector, "_native_op", {"jacobian_gram": kernel}.get)
     monkeypatch.setattr(selector, "_cuda_ops", lambda: frozenset({"jacobian_gram"}))
     one, both = torch.ones(1, 2), torch.ones(2, 2)

@@ -37,6 +37,8 @@ MODULES = {
     "squared_derivative": "squared_derivative",
     "squared_gradient_sum": "parameter_lists",
 }
+# Those that need one of their first two tensors to be the same for all columns.
+ONE_CONSTANT = frozenset(op for op in MODULES if op.startswith("jacobian"))
 
 
 @functools.cache
@@ -76,8 +78,7 @@ def why_not(op: str, tensors: Iterable[Tensor | None] = ()) -> str | None:
         return reason
     if op not in MODULES:
         return "there is no Triton kernel of that name"
-    given = [tensor for tensor in tensors if tensor is not None]
-    return _unsuitable(given) or (_shape_reason(op, given) if given else None)
+    return _unsuitable([tensor for tensor in tensors if tensor is not None])
 
 
 def why_not_device(kind: str) -> str | None:
@@ -110,12 +111,6 @@ def _unsuitable(tensors: list[Tensor]) -> str | None:
     if tensors[0].dtype not in DTYPES:
         return f"a tensor has dtype {tensors[0].dtype}; Triton kernels take {_names(DTYPES)}"
     return why_not_device(tensors[0].device.type)
-
-
-def _shape_reason(op: str, tensors: list[Tensor]) -> str | None:
-    if op.startswith("jacobian") and min(tensors[0].shape[0], tensors[1].shape[0]) > 1:
-        return "both tensors depend on the column, and Triton kernels take one that does not"
-    return None
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> str:
