@@ -1,4 +1,4 @@
-"""Going back over a recorded forward pass with columns.
+"""Going back over a recorded forward pass: the one loop over its nodes, and columns.
 
 Columns reach every op that uses a weight. Where the weight is a parameter, used once, its share is
 handed out as a ``Use``, which needs no Jacobian in memory. Where a parameter is used twice, or is
@@ -9,23 +9,26 @@ are added first, a few samples at a time, and handed out as they are: cross term
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import prod
+from typing import Any, TypeVar
 
 from torch import Tensor
 
-from lapkernels.curvature.backward.budget import layer_below, overwritten
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.recording.graph import Graph, Section, Share
+from lapkernels.curvature.recording.graph import Graph, Section, Share, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops.base.chunks import row_chunks
-from lapkernels.ops.serving import choice
 from lapkernels.rules import EmbeddingUse, MixesSamples, Unsupported, WeightUse
 from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.base.shared import Scaled, is_shared
 from lapkernels.rules.elementwise import FromOutput
 from lapkernels.rules.shape import Movement, Permute
 from lapkernels.rules.windows.window import Window, derivatives
+
+T = TypeVar("T")
+# Columns at uses of parameters that have other uses: the node, its operand, and the columns.
+Waiting = list[tuple[Node, int, Tensor]]
 
 
 class Collector(ABC):
@@ -47,76 +50,130 @@ class Collector(ABC):
         """Columns as windows of images of this size, at the only use of a parameter."""
         self.share(share, window.image(size))
 
+    def finish(self) -> None:
+        """The columns handed out since the last call are complete, in a pass that keeps them."""
+        raise NotImplementedError
+
+
+def accumulate(known: Any, part: Any) -> Any:
+    """What two readers of a value bring."""
+    return known + part
+
+
+def put(at: dict[int, T], value: Value, part: T, add: Callable[[T, T], T] = accumulate) -> None:
+    """Add to what has come to a value already."""
+    key = id(value)
+    at[key] = add(at.pop(key), part) if key in at else part
+
+
+def go_back(
+    nodes: Sequence[Node],
+    span: range,
+    at: dict[int, T],
+    visit: Callable[[int, Node, list[T | None]], Iterable[tuple[Value, T]]],
+    *,
+    ends: Sequence[Value] = (),
+    ended: Callable[[Value, Any], None] | None = None,
+    add: Callable[[T, T], T] = accumulate,
+) -> None:
+    """Carry what is ``at`` values, by their id, back over the nodes in ``span``.
+
+    ``visit`` gets what has come to a node's results and gives what comes to values before it.
+    ``ended`` gets what comes to one of ``ends``, where it stays.
+    """
+    for position in reversed(span):
+        node = nodes[position]
+        outs = [at.pop(id(value), None) for value in node.outputs]
+        for index, value in enumerate(node.outputs if ends else ()):
+            out = outs[index]
+            if out is not None and value in ends:
+                assert ended is not None
+                ended(value, out)
+                outs[index] = None
+        if all(out is None for out in outs):
+            continue
+        with naming(node):
+            for value, part in visit(position, node, outs):
+                put(at, value, part, add)
+
 
 def pull_columns(
-    graph: Graph, s: Tensor, collector: Collector, section: Section | None = None
+    graph: Graph,
+    s: Tensor,
+    collector: Collector,
+    section: Section | None = None,
+    scaled: Mapping[int, int] | None = None,
+    ended: Callable[[Value, Tensor], None] | None = None,
 ) -> Tensor | None:
     """Carry columns ``s`` [V, *entry] back through a section of the model by its rules.
 
-    Returns the columns at the section's exit.
+    Where ``scaled`` has an activation, and columns are the same for all samples, the weight of the
+    layer below is scaled for each sample instead of the columns. Returns the columns at the
+    section's exit.
     """
     section = section or Section.whole(graph)
-    at: dict[int, Tensor] = {id(section.entry): s}
-    scaled: dict[int, Scaled] = {}
-    waiting: list[tuple[Node, int, Tensor]] = []
-    for position in reversed(range(section.first, section.last)):
-        node = graph.sample_nodes[position]
-        wanted = node.wanted
-        if position in scaled:
-            _add(at, node, _pull_scaled(graph, position, scaled[position], collector), wanted)
-            continue
-        outs = [at.pop(id(value), None) for value in node.outputs]
-        if all(out is None for out in outs):
-            continue
-        below = layer_below(graph, position, section)
-        if below is not None and _scales(graph.sample_nodes[below], outs[0]):
-            scaled[below] = _scaled(node, outs[0])
-            continue
+    at: dict[int, Tensor | Scaled] = {id(section.entry): s}
+    waiting: Waiting = []
+
+    def visit(
+        position: int, node: Node, outs: list[Any]
+    ) -> Iterable[tuple[Value, Tensor | Scaled]]:
+        out = outs[0]
+        if isinstance(out, Scaled):
+            return _below_scaled(graph, position, node, out, collector)
+        if scaled and position in scaled and is_shared(out):
+            return [_scaled(node, out)]
         hand_out(graph, position, outs, collector, waiting)
-        if any(wanted):
-            own = position in overwritten(graph) and node.outputs[0] is not section.entry
-            with naming(node):
-                parts = _overwritten(node, outs) if own else node.rule.columns(outs, wanted)
-            _add(at, node, parts, wanted)
+        if position in overwritten(graph) and node.outputs[0] is not section.entry:
+            assert isinstance(node.rule, FromOutput)
+            return arriving(node, [node.rule.overwrite(out)])
+        return arriving(node, node.rule.columns(outs, node.wanted)) if any(node.wanted) else ()
+
+    span = range(section.first, section.last)
+    go_back(graph.sample_nodes, span, at, visit, ends=section.ends, ended=ended)
     pull_weights(graph, waiting, s.shape[0], collector)
-    return None if section.exit is None else at.get(id(section.exit))
+    found = None if section.exit is None else at.get(id(section.exit))
+    assert not isinstance(found, Scaled)
+    return found
 
 
-def _scales(layer: Node, s: Tensor | None) -> bool:
-    """Whether a layer's weight is scaled for each sample instead of the columns, which are more."""
-    matrix = linear_matrix(layer.rule)
-    if s is None or matrix is None or not is_shared(s):
-        return False
-    wanted = choice("scaled")
-    return 4 * len(s) >= matrix.shape[1] if wanted is None else wanted
+def arriving(node: Node, parts: Sequence[T | None]) -> list[tuple[Value, T]]:
+    """The operands that columns are wanted at, with theirs."""
+    return [
+        (value, part)
+        for value, part, want in zip(node.inputs, parts, node.wanted, strict=True)
+        if want and part is not None
+    ]
 
 
-def _scaled(node: Node, s: Tensor | None) -> Scaled:
+@once_per_graph
+def overwritten(graph: Graph) -> frozenset[int]:
+    """Activations that may write over the columns at their result: one reader alone made them."""
+    return frozenset(
+        position
+        for position, node in enumerate(graph.sample_nodes)
+        if isinstance(node.rule, FromOutput) and any(node.wanted)
+        for reader in graph.readers[id(node.outputs[0])]
+        if graph.read_once(node.outputs[0]) and reader is not None and reader.rule.makes_new
+    )
+
+
+def _scaled(node: Node, s: Tensor) -> tuple[Value, Scaled]:
     """Columns behind an activation, from those that are shared by all samples."""
-    assert s is not None
-    wanted = node.wanted
-    with naming(node):
-        (factor,) = (d for d in derivatives(node.rule, s.shape[1:], s, wanted) if d is not None)
-    return Scaled(s[:, 0], factor)
+    found = derivatives(node.rule, s.shape[1:], s, node.wanted)
+    ((value, factor),) = arriving(node, found)
+    return value, Scaled(s[:, 0], factor)
 
 
-def _pull_scaled(
-    graph: Graph, position: int, columns: Scaled, collector: Collector
-) -> list[Tensor | None]:
-    node = graph.sample_nodes[position]
+def _below_scaled(
+    graph: Graph, position: int, node: Node, columns: Scaled, collector: Collector
+) -> Iterable[tuple[Value, Tensor]]:
+    """Columns behind a linear layer whose weight is scaled for each sample."""
     for index in node.rule.uses:
-        with naming(node):
-            collector.scaled(graph.shares[position, index], columns)
+        collector.scaled(graph.shares[position, index], columns)
     matrix = linear_matrix(node.rule)
     assert matrix is not None
-    active = node.wanted
-    return [columns.product(matrix) if want else None for want in active]
-
-
-def _overwritten(node: Node, outs: list[Tensor | None]) -> list[Tensor | None]:
-    (out,) = outs
-    assert isinstance(node.rule, FromOutput) and out is not None
-    return [node.rule.overwrite(out)]
+    return arriving(node, [columns.product(matrix) if want else None for want in node.wanted])
 
 
 def hand_out(
@@ -124,11 +181,10 @@ def hand_out(
     position: int,
     outs: Sequence[Tensor | None],
     collector: Collector,
-    waiting: list[tuple[Node, int, Tensor]],
+    waiting: Waiting,
 ) -> None:
     """Give the columns at a node's results to its parameters; those with other uses are to wait."""
-    node = graph.sample_nodes[position]
-    out = outs[0]
+    node, out = graph.sample_nodes[position], outs[0]
     if node.rule.uses and any(other is not None for other in outs[1:]):
         raise Refused(f"{node.where} uses a parameter, and a result of it other than the first")
     if out is not None:
@@ -137,77 +193,69 @@ def hand_out(
 
 
 def hand_out_one(
-    graph: Graph,
-    position: int,
-    index: int,
-    out: Tensor,
-    collector: Collector,
-    waiting: list[tuple[Node, int, Tensor]],
+    graph: Graph, position: int, index: int, out: Tensor, collector: Collector, waiting: Waiting
 ) -> None:
     """Give the columns at a node's result to its operand ``index``."""
-    node = graph.sample_nodes[position]
     share = graph.shares.get((position, index))
     if share is None:
-        waiting.append((node, index, out))
+        waiting.append((graph.sample_nodes[position], index, out))
     else:
-        with naming(node):
-            collector.share(share, out)
+        collector.share(share, out)
 
 
-def pull_weights(
-    graph: Graph, waiting: list[tuple[Node, int, Tensor]], columns: int, collector: Collector
-) -> None:
+def pull_weights(graph: Graph, waiting: Waiting, columns: int, collector: Collector) -> None:
     """Add up the Jacobians of all uses and carry them on to the parameters."""
     if not waiting:
         return
-    # A movement hands on the memory it was given; other ops may give one tensor to two operands.
-    moved = all(isinstance(n.rule, Movement) and len(n.inputs) == 1 for n in graph.weight_nodes)
     weights = {id(value): prod(value.shape) for value in (n.inputs[i] for n, i, _ in waiting)}
     for rows in row_chunks(graph.trace.count, columns * sum(weights.values())):
         # A function of its own, so that nothing of these samples is held while the next ones come.
-        _pull_weights_of(graph, waiting, rows, moved, collector)
+        _pull_weights_of(graph, waiting, rows, collector)
 
 
-def _pull_weights_of(
-    graph: Graph,
-    waiting: list[tuple[Node, int, Tensor]],
-    rows: slice,
-    moved: bool,
-    collector: Collector,
-) -> None:
-    """The same for some samples. ``moved`` says that the ops before the weights only move them."""
+def _pull_weights_of(graph: Graph, waiting: Waiting, rows: slice, collector: Collector) -> None:
+    """The same for some samples."""
     at: dict[int, Tensor] = {}
     for node, index, s in waiting:
         use, value = node.rule.uses[index], node.inputs[index]
         with naming(node):
             if len(s) == 1 and len(range(graph.trace.count)[rows]) == 1:
                 # A single G may be as large as the parameter: all uses add to one.
-                use.add_jacobian(_place(graph, at, value, s), s, rows)
+                use.add_jacobian(_sum_at(graph, at, value, s), s, rows)
                 continue
             g = use.jacobian(s, rows)
         # Products make a G of their own; others may hand out a view of the columns.
         own = isinstance(use, (WeightUse, EmbeddingUse))
-        _add_into(at, id(value), g if own else g.clone())
-    for node in reversed(graph.weight_nodes):
-        outs = [at.pop(id(value), None) for value in node.outputs]
-        if all(out is None for out in outs):
-            continue
+        put(at, value, g if own else g.clone(), _added_in_place)
+
+    def visit(
+        position: int, node: Node, outs: list[Tensor | None]
+    ) -> Iterable[tuple[Value, Tensor]]:
         lead = next(out for out in outs if out is not None).shape[:2]
         folded = [None if out is None else out.flatten(0, 1) for out in outs]
-        wanted = [value.active for value in node.inputs]
-        with naming(node):
-            parts = node.rule.columns(folded, wanted)
-        parts = [None if p is None else p.unflatten(0, lead) for p in parts]
-        if moved and parts[0] is not None:
-            _add_into(at, id(node.inputs[0]), parts[0])
-        else:
-            _add(at, node, parts, wanted)
+        active = [value.active for value in node.inputs]
+        for value, part, want in zip(
+            node.inputs, node.rule.columns(folded, active), active, strict=True
+        ):
+            if want and part is not None:
+                yield value, part.unflatten(0, lead)
+
+    # A movement hands on the memory it was given; other ops may give one tensor to two operands.
+    nodes = graph.weight_nodes
+    moved = all(isinstance(node.rule, Movement) and len(node.inputs) == 1 for node in nodes)
+    add = _added_in_place if moved else accumulate
+    go_back(nodes, range(len(nodes)), at, visit, add=add)
     for name, value in graph.trace.parameters.items():
         if id(value) in at:
             collector.jacobian(name, at[id(value)], rows)
 
 
-def _place(graph: Graph, at: dict[int, Tensor], value: Value, like: Tensor) -> Tensor:
+def _added_in_place(known: Tensor, part: Tensor) -> Tensor:
+    """The sum in the memory of ``part``, which no one else reads."""
+    return part.add_(known)
+
+
+def _sum_at(graph: Graph, at: dict[int, Tensor], value: Value, like: Tensor) -> Tensor:
     """Where G of one column and sample is to be added up, [1, 1, *value.shape].
 
     That of a transposed weight is a view of that of the weight.
@@ -219,24 +267,6 @@ def _place(graph: Graph, at: dict[int, Tensor], value: Value, like: Tensor) -> T
     for step in reversed(chain):
         g = step.rule.push(g[0, 0])[None, None]
     return g
-
-
-def _add(at: dict[int, Tensor], node: Node, parts: list[Tensor | None], wanted: list[bool]) -> None:
-    for value, part, want in zip(node.inputs, parts, wanted, strict=True):
-        if want and part is not None:
-            accumulate(at, id(value), part)
-
-
-def _add_into(at: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add to what is known already, in the memory of ``part``, which no one else reads."""
-    known = at.pop(key, None)
-    at[key] = part if known is None else part.add_(known)
-
-
-def accumulate(at: dict[int, Tensor], key: int, part: Tensor) -> None:
-    """Add to what is known already."""
-    known = at.get(key)
-    at[key] = part if known is None else known + part
 
 
 class naming:

@@ -1,8 +1,8 @@
-"""What the ways back cost, and which one costs least.
+"""What carrying columns back costs, in time and in memory, and where they cost least.
 
 Costs are in units of a multiply-add inside a large matrix product. The rates were measured on one
-x86 core with AVX2, float32: they need to be right within a factor of two or so, since ways that are
-as close as that take about the same time.
+x86 core with AVX2, float32: they need to be right within a factor of two or so, since routes that
+are as close as that take about the same time.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import inf, prod
 
-from lapkernels.curvature.backward.budget import layer_below
-from lapkernels.curvature.backward.windows import Layout, most_pixels, tile_count
+from lapkernels.curvature.backward.columns import overwritten
+from lapkernels.curvature.backward.layout import Layout, tile_count
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.ops.serving import choice
 from lapkernels.rules import WeightUse
 from lapkernels.rules.affine import linear_matrix
+from lapkernels.rules.base.samples import Samples
+from lapkernels.rules.elementwise import Elementwise, FromOutput
+from lapkernels.rules.shape import Reshape
 
 # An entry of a column that an op reads or writes.
 ENTRY = 8.0
@@ -28,22 +31,6 @@ TRIANGLE = 0.6
 
 # Of a cut that is forced: taken whatever all else costs.
 FORCED = -1e30
-
-
-@dataclass(frozen=True)
-class Cut:
-    """A value that all columns pass, behind the sample nodes from ``position`` on."""
-
-    position: int
-    value: Value
-
-
-@dataclass(frozen=True)
-class Way:
-    """Cuts to compress at, and whether columns are windows up to the first of them."""
-
-    cuts: tuple[Cut, ...] = ()
-    windows: bool = False
 
 
 def decomposition(columns: int, features: int) -> float:
@@ -68,107 +55,220 @@ def products(graph: Graph, position: int) -> tuple[float, float]:
 def column_cost(graph: Graph, position: int, layout: Layout | None = None) -> float:
     """One column of all samples at a node, as a window where the layout has windows."""
     node = graph.sample_nodes[position]
-    share = window_share(node.outputs[0], layout)
+    share = 1.0 if layout is None else layout.window_share(node.outputs[0])
     values = [one for one in (*node.inputs, *node.outputs) if one.active and one.samples]
     moved = ENTRY * sum(prod(value.shape) for value in values) * share
     pulled, summed = products(graph, position)
     if not pulled and not summed:
         return moved * (1 if share == 1 else 2)
     # Convolutions of few channels run far from peak.
-    channels = [use.shape[0] * use.shape[1] for use in node.rule.uses.values() if summed_of(use)]
+    uses = [use for use in node.rule.uses.values() if isinstance(use, WeightUse)]
+    channels = [use.shape[0] * use.shape[1] for use in uses if use.positions > 1]
     small = 1 / min(channels, default=inf)
     if share < 1:
         return moved + share * (pulled * (2.5 + 25 * small) + summed * (3.5 + 20 * small))
     return moved + pulled * (1 + 100 * small) + summed * (0.9 + 20 * small)
 
 
-def windows_cost(graph: Graph, section: Section, layout: Layout, count: int, budget: int) -> float:
-    """``count`` columns that start at the pixels of a section's entry, as windows."""
-    samples, _, *size = section.entry.shape
-    each = count // max(1, prod(size)) * samples * section.entry.dtype.itemsize
-    tiles = tile_count(size, layout.multiple, most_pixels(layout, each, budget))
-    return sum(count * column_cost(graph, p, layout) + CALL * tiles for p in layout.positions)
+@once_per_graph
+def widest(graph: Graph, section: Section, once: frozenset[int] = frozenset()) -> int:
+    """Most numbers that one column has alive at a time on its way through a section.
+
+    Where weights have several uses the columns at them wait for each other, and then have one
+    sample's Jacobian at least, of the uses so far and of the next one. At values that are passed
+    ``once``, by their id, columns are the same for all samples.
+    """
+
+    def entries(value: Value) -> int:
+        return value.features if id(value) in once else prod(value.shape)
+
+    at = {id(section.entry): entries(section.entry)}
+    most = sum(at.values())
+    jacobians: dict[int, int] = {}
+    passed = {position for position, _ in section.passed(graph)}
+    for position in reversed(range(section.first, section.last)):
+        node = graph.sample_nodes[position]
+        if position not in passed:
+            for value in node.outputs:
+                at.pop(id(value), None)
+            continue
+        if position in overwritten(graph):
+            at.pop(id(node.outputs[0]), None)
+        at.update((id(value), entries(value)) for value in node.wanted_inputs)
+        most = max(most, sum(at.values()))
+        together = [node.inputs[i] for i in node.rule.uses if (position, i) not in graph.shares]
+        jacobians.update((id(value), prod(value.shape)) for value in together)
+        for value in () if together else node.outputs:
+            at.pop(id(value), None)
+    return max(most, sum(at.values()) + 2 * sum(jacobians.values()))
 
 
-def summed_of(use: object) -> bool:
-    """Whether a use is one of a convolution or of a layer at several positions."""
-    return isinstance(use, WeightUse) and use.positions > 1
+@dataclass(frozen=True)
+class Load:
+    """``count`` columns that are to go back within a ``budget`` in bytes.
+
+    They are ``shared`` if all samples have the same. Those that start at pixels, ``per_pixel`` at
+    each, may be windows; they may be fewer behind a bottleneck where it is allowed to ``compress``.
+    With each ``kept`` numbers are held until all parameters have it.
+    """
+
+    count: int
+    budget: int
+    shared: bool = False
+    per_pixel: int = 0
+    compress: bool = False
+    kept: int = 0
 
 
-def window_share(value: Value, layout: Layout | None) -> float:
-    """How much of an image the windows at a value are."""
-    place = None if layout is None else layout.places.get(id(value))
-    return 1.0 if place is None else prod(place.width) / prod(value.shape[2:])
+@dataclass(frozen=True)
+class Cut:
+    """A value that all columns pass, behind the sample nodes from ``position`` on."""
+
+    position: int
+    value: Value
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What columns that are the same for all samples pass: linear nodes, and values by their id.
+
+    Behind these comes an ``activation`` with a linear ``layer`` below, which ends it.
+    """
+
+    nodes: frozenset[int] = frozenset()
+    values: frozenset[int] = frozenset()
+    activation: int | None = None
+    layer: int | None = None
+
+    def scaled(self, graph: Graph, columns: int) -> dict[int, int]:
+        """The activation and its layer, if the layer's weight is scaled for so many columns."""
+        if self.activation is None or self.layer is None:
+            return {}
+        matrix = linear_matrix(graph.sample_nodes[self.layer].rule)
+        wanted = choice("scaled")
+        if matrix is None or not (4 * columns >= matrix.shape[1] if wanted is None else wanted):
+            return {}
+        return {self.activation: self.layer}
+
+    def values_with(self, graph: Graph, columns: int) -> frozenset[int]:
+        """The values at which only the columns of one sample are in memory."""
+        scaled = [graph.sample_nodes[layer] for layer in self.scaled(graph, columns).values()]
+        return self.values.union(id(node.outputs[0]) for node in scaled)
 
 
 @once_per_graph
-def shared_layers(graph: Graph, section: Section) -> tuple[set[int], int | None]:
-    """Nodes that columns shared by all samples pass once, and the layer that ends the sharing."""
-    at, once = id(section.entry), set()
-    for position in reversed(range(section.first, section.last)):
-        node = graph.sample_nodes[position]
-        if id(node.outputs[0]) != at:
-            continue
-        below = layer_below(graph, position, section)
-        if below is not None:
-            return {*once, position}, below
-        if linear_matrix(node.rule) is None:
+def shared_by_samples(graph: Graph, section: Section) -> Shared:
+    """How far columns that are the same for all samples at a section's entry stay the same."""
+    at, nodes, values = section.entry, set[int](), {id(section.entry)}
+    for position, node in section.passed(graph):
+        if node.outputs[0] is not at or len(node.wanted_inputs) != 1:
             break
-        once.add(position)
-        at = id(next(value for value in node.inputs if value.samples is not None))
-    return once, None
+        (below,) = node.wanted_inputs
+        layer = _layer_below(graph, section, position)
+        if layer is not None:
+            return Shared(frozenset(nodes), frozenset(values), position, layer)
+        rows = all(value.samples == Samples(graph.trace.count) for value in (at, below))
+        if linear_matrix(node.rule) is None and not (isinstance(node.rule, Reshape) and rows):
+            break
+        nodes.add(position)
+        values.add(id(below))
+        at = below
+    return Shared(frozenset(nodes), frozenset(values))
 
 
-def chosen_way(
-    graph: Graph,
-    cuts: list[Cut],
-    count: int,
-    *,
-    layout: Layout | None = None,
-    shared: bool = False,
-    budget: int,
-) -> Way:
-    """The way of least cost for ``count`` columns, unless another one is forced.
+def _layer_below(graph: Graph, section: Section, position: int) -> int | None:
+    """The linear layer below an activation that alone reads it, if both can be one step."""
+    node = graph.sample_nodes[position]
+    (value,) = node.wanted_inputs
+    below = graph.made_for_one(value)
+    if not isinstance(node.rule, (Elementwise, FromOutput)) or node.rule.uses:
+        return None
+    if value.shape != node.outputs[0].shape or below is None or below < section.first:
+        return None
+    layer = graph.sample_nodes[below]
+    alone = all((below, index) in graph.shares for index in layer.rule.uses)
+    linear = linear_matrix(layer.rule) is not None
+    return below if linear and alone and value is not section.exit else None
 
-    ``layout`` has the windows of the whole way back, if columns may be windows.
+
+@once_per_graph
+def cuts(graph: Graph) -> list[Cut]:
+    """All cuts, from the output on."""
+    live = {id(graph.trace.output)}
+    values = {id(graph.trace.output): graph.trace.output}
+    uses = [(p, index) for p, node in enumerate(graph.sample_nodes) for index in node.rule.uses]
+    # Jacobians of a weight with several uses are added up over all of them.
+    added = [position for position, index in uses if (position, index) not in graph.shares] or [0]
+    found = []
+    for position in reversed(range(len(graph.sample_nodes))):
+        node = graph.sample_nodes[position]
+        live -= {id(value) for value in node.outputs}
+        live |= {id(value) for value in node.wanted_inputs}
+        values.update((id(value), value) for value in node.wanted_inputs)
+        if len(live) == 1 and not min(added) < position <= max(added):
+            found.append(Cut(position, values[next(iter(live))]))
+    return found
+
+
+def _allowed_cuts(graph: Graph, section: Section) -> list[Cut]:
+    """The cuts inside a section, before any of its ends."""
+    if choice("compressed") is False:
+        return []
+    makers = [graph.positions[id(graph.makers[id(value)])] for value in section.ends]
+    above = max(makers, default=-1)
+    return [cut for cut in cuts(graph) if above < cut.position < section.last]
+
+
+def cheapest(
+    graph: Graph, section: Section, load: Load, layout: Layout | None
+) -> tuple[bool, tuple[Cut, ...]]:
+    """Whether columns start as windows and where they are compressed, at the least cost.
+
+    ``layout`` has the windows of the whole section, if columns may be windows.
     """
-    size = graph.trace.prediction.element_size()
-    nodes = len(graph.sample_nodes)
-    samples = graph.trace.count
-    once, scaled = shared_layers(graph, Section.whole(graph)) if shared else (set(), None)
-    costs = [column_cost(graph, p) / (samples if p in once else 1) for p in range(nodes)]
-    plain = [0.0, *accumulate(costs)]
-    triangle = 0.0 if scaled is None else (1 - TRIANGLE) * products(graph, scaled)[0]
-    windowed, calls = plain, 0.0
+    samples, size = graph.trace.count, graph.trace.prediction.element_size()
+    once = shared_by_samples(graph, section) if load.shared else Shared()
+    nodes = once.nodes.union(once.scaled(graph, load.count))
+    passed = {position for position, _ in section.passed(graph)}
+
+    def summed(layout: Layout | None) -> list[float]:
+        costs = [column_cost(graph, p, layout) if p in passed else 0.0 for p in range(section.last)]
+        if layout is None:
+            costs = [cost / (samples if p in nodes else 1) for p, cost in enumerate(costs)]
+        return [0.0, *accumulate(costs)]
+
+    plain = windowed = summed(None)
+    calls = 0.0
     if layout is not None:
-        windowed = [0.0, *accumulate(column_cost(graph, p, layout) for p in range(nodes))]
-        pixels = max(1, prod(graph.trace.output.shape[2:]))
-        most = most_pixels(layout, count // pixels * samples * size, budget)
-        calls = CALL * tile_count(graph.trace.output.shape[2:], layout.multiple, most)
+        pixels, windowed = section.entry.shape[2:], summed(layout)
+        most = layout.pixels(load.per_pixel * samples * size, load.budget)
+        calls = CALL * tile_count(pixels, layout.multiple, most)
+
+    def carried(v: int, last: int, first: int, windows: bool, taken: tuple[Cut, ...]) -> float:
+        windows = windows and not taken
+        below = windowed if windows else plain
+        less = 0.0
+        if taken and once.layer is not None and first <= once.layer < last:
+            saved = (1 - TRIANGLE) * products(graph, once.layer)[0]
+            less = v * saved if once.scaled(graph, v) else 0.0
+        return v * (below[last] - below[first]) - less + (calls * (last - first) if windows else 0)
+
     starts = {True: [True], False: [False], None: [False, True]}[choice("windows")]
     if layout is None:
         starts = [False]
-    # Ways to have come to a cut: cost so far, columns from there on, its position, the way.
-    ways: list[tuple[float, int, int, Way]] = [(0.0, count, nodes, Way((), w)) for w in starts]
-
-    def carried(v: int, last: int, first: int, way: Way) -> float:
-        windows = way.windows and not way.cuts
-        below = windowed if windows else plain
-        less = v * triangle if way.cuts and scaled is not None and first <= scaled < last else 0.0
-        return v * (below[last] - below[first]) - less + (calls * (last - first) if windows else 0)
-
-    for cut in cuts if choice("compressed") is not False else []:
-        assert cut.value.samples is not None
-        d = prod(cut.value.shape) // samples
-        arrived = []
-        for cost, v, last, way in ways:
+    # Routes to a cut: cost so far, columns from there on, its position, and how it was reached.
+    routes: list[tuple[float, int, int, bool, tuple[Cut, ...]]] = [
+        (0.0, load.count, section.last, windows, ()) for windows in starts
+    ]
+    for cut in _allowed_cuts(graph, section) if load.compress else ():
+        d, arrived = cut.value.features, []
+        for cost, v, last, windows, taken in routes:
             if v > d:
-                times = 1 if cut.position in once else samples
+                times = 1 if cut.position in once.nodes else samples
                 compressed = FORCED if choice("compressed") else decomposition(v, d) * times
-                taken = Way((*way.cuts, cut), way.windows)
-                cost += carried(v, last, cut.position, way) + compressed
-                arrived.append((cost, d, cut.position, taken))
+                cost += carried(v, last, cut.position, windows, taken) + compressed
+                arrived.append((cost, d, cut.position, windows, (*taken, cut)))
         if arrived:
-            ways.append(min(arrived, key=lambda way: way[0]))
-    rest = [cost + carried(v, last, 0, way) for cost, v, last, way in ways]
-    return ways[rest.index(min(rest))][3]
+            routes.append(min(arrived, key=lambda route: route[0]))
+    rest = [cost + carried(v, last, 0, windows, taken) for cost, v, last, windows, taken in routes]
+    return routes[rest.index(min(rest))][3:]

@@ -2,99 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.backward.chains import Found, chains
-from lapkernels.curvature.backward.columns import accumulate, naming
+from lapkernels.curvature.backward.chains import Found
+from lapkernels.curvature.backward.columns import go_back, naming
+from lapkernels.curvature.backward.planner import plan_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.recording.graph import Graph, Share, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import Use
 
+# What has come to a value: a diagonal, and a gradient if one goes with it. Where an operand stands
+# twice, its diagonal comes once and its gradient twice.
+Both = tuple[Tensor | None, Tensor | None]
 
-def pull_diagonal(graph: Graph, m: Tensor, found: Found) -> None:
+
+def pull_diagonal(
+    graph: Graph, m: Tensor, found: Found, g: Tensor | None = None, gradient: Found | None = None
+) -> None:
     """Carry the diagonal ``m`` [*output] back; ``found`` gets each parameter's share, a new tensor.
 
+    The gradient ``g`` [*output] goes along where ``passes_both``, and ``gradient`` gets its shares.
     A chain of layers is passed in one call. Elsewhere an activation in front of a layer that can
     multiply by its squared derivative is passed with the layer, in one go over memory.
     """
-    at: dict[int, Tensor] = {id(graph.trace.output): m}
-    activations = _activations(graph)
-    linked = chains(graph)
-    for position in reversed(range(len(graph.sample_nodes))):
-        node = graph.sample_nodes[position]
-        outs = [at.pop(id(value), None) for value in node.outputs]
-        if all(out is None for out in outs):
-            continue
-        chain, out = linked.get(position), outs[0]
-        if chain is not None and out is not None and chain.takes(out):
-            below, _ = chain.pull(out, found)
-            if below is not None:
-                accumulate(at, id(chain.below), below)
-            continue
-        hand_out_diagonal(graph, position, outs, found)
-        before = activations.get(position)
-        wanted = node.wanted
-        parts = _pull(node, outs, wanted, before)
-        for value, part in zip(_inputs(node, before), parts, strict=True):
-            if part is not None:
-                accumulate(at, id(value), part)
+    plan = plan_diagonal(graph)
+
+    def visit(position: int, node: Node, outs: list[Both | None]) -> Iterable[tuple[Value, Both]]:
+        chain, first = plan.chains.get(position), outs[0]
+        diagonal, column = (None, None) if first is None else first
+        if chain is not None and diagonal is not None and chain.takes(diagonal):
+            below, slope = chain.pull(diagonal, found, column, gradient)
+            return [] if below is None else [(chain.below, (below, slope))]
+        diagonals = [None if out is None else out[0] for out in outs]
+        hand_out_diagonal(graph, position, diagonals, found)
+        before = plan.activations.get(position)
+        activation = None if before is None else graph.sample_nodes[before]
+        parts = diagonals_below(node, diagonals, activation)
+        slopes: Sequence[Tensor | None] = [None] * len(parts)
+        if g is not None and any(node.wanted):
+            columns = [None if out is None or out[1] is None else out[1][None] for out in outs]
+            pulled = zip(node.rule.columns(columns, node.wanted), node.wanted, strict=True)
+            slopes = [s[0] if want and s is not None else None for s, want in pulled]
+        values = inputs_behind(node, activation)
+        return [
+            (value, (part, slope))
+            for value, part, slope in zip(values, parts, slopes, strict=True)
+            if part is not None or slope is not None
+        ]
+
+    at: dict[int, Both] = {id(graph.trace.output): (m, g)}
+    go_back(graph.sample_nodes, range(len(graph.sample_nodes)), at, visit, add=_added)
+
+
+def _added(known: Both, part: Both) -> Both:
+    diagonal, gradient = (
+        b if a is None else a if b is None else a + b for a, b in zip(known, part, strict=True)
+    )
+    return diagonal, gradient
 
 
 def passes_both(graph: Graph, like: Tensor) -> bool:
     """Whether a diagonal and a gradient, of a kind ``like`` a tensor, can go back together."""
-    return _chains_hold_all(graph) and all(chain.takes(like) for chain in chains(graph).values())
+    linked = plan_diagonal(graph).chains
+    return _chains_hold_all(graph) and all(chain.takes(like) for chain in linked.values())
 
 
 @once_per_graph
 def _chains_hold_all(graph: Graph) -> bool:
     """Whether every parameter belongs to a chain."""
-    inside = {id(link.layer) for chain in chains(graph).values() for link in chain.links}
+    linked = plan_diagonal(graph).chains
+    inside = {id(link.layer) for chain in linked.values() for link in chain.links}
     alone = [node for node in graph.sample_nodes if id(node) not in inside]
     return not graph.weight_nodes and not any(
         node.rule.uses or node.rule.passes_activation for node in alone
     )
-
-
-def pull_both(graph: Graph, m: Tensor, g: Tensor, found: Found, gradient: Found) -> None:
-    """Carry a diagonal and a gradient, both [*output], back in one go over the model.
-
-    ``found`` and ``gradient`` get each parameter's share, a new tensor.
-    """
-    squares, sums = {id(graph.trace.output): m}, {id(graph.trace.output): g}
-
-    def add(value: Value, diagonal: Tensor | None, column: Tensor | None) -> None:
-        # Apart: where an operand stands twice, its diagonal comes once and its gradient twice.
-        if diagonal is not None:
-            accumulate(squares, id(value), diagonal)
-        if column is not None:
-            accumulate(sums, id(value), column)
-
-    linked = chains(graph)
-    for position in reversed(range(len(graph.sample_nodes))):
-        node = graph.sample_nodes[position]
-        diagonals = [squares.pop(id(value), None) for value in node.outputs]
-        columns = [sums.pop(id(value), None) for value in node.outputs]
-        if all(one is None for one in columns):
-            continue
-        chain, first = linked.get(position), diagonals[0]
-        if chain is not None and first is not None:
-            add(chain.below, *chain.pull(first, found, columns[0], gradient))
-            continue
-        wanted = node.wanted
-        if not any(wanted):
-            continue
-        with naming(node):
-            below = node.rule.diagonal(diagonals, wanted)
-            gradients = node.rule.columns([c if c is None else c[None] for c in columns], wanted)
-        for value, want, diagonal, column in zip(
-            node.inputs, wanted, below, gradients, strict=True
-        ):
-            if want:
-                add(value, diagonal, None if column is None else column[0])
 
 
 def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:
@@ -104,23 +89,24 @@ def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:
     forgotten once the last op has read it.
     """
     at: dict[int, Tensor] = {}
-    activations = _activations(graph)
-    passed = {id(before) for before in activations.values()}
+    nodes, plan = graph.sample_nodes, plan_diagonal(graph)
+    before = {position: nodes[below] for position, below in plan.activations.items()}
+    passed = set(plan.activations.values())
     steps = [
-        (position, _inputs(node, activations.get(position)))
-        for position, node in enumerate(graph.sample_nodes)
-        if id(node) not in passed
+        (position, inputs_behind(node, before.get(position)))
+        for position, node in enumerate(nodes)
+        if position not in passed
     ]
     last = {id(value): position for position, inputs in steps for value in inputs}
-    last[id(graph.trace.output)] = len(graph.sample_nodes)
+    last[id(graph.trace.output)] = len(nodes)
     for position, inputs in steps:
         known = [at.get(id(value)) for value in inputs]
         for value in inputs:
             if last[id(value)] == position:
                 at.pop(id(value), None)
-        results = graph.sample_nodes[position].outputs
+        results = nodes[position].outputs
         outputs = [value for value in results if value.active and id(value) in last]
-        pushed = _push(graph, position, known, outputs, activations.get(position), variance)
+        pushed = _push(graph, position, known, outputs, before.get(position), variance)
         at.update(zip(map(id, outputs), pushed, strict=True))
     return at[id(graph.trace.output)]
 
@@ -149,12 +135,12 @@ def _push(
         found = torch.autograd.grad(diagonals, list(m.values()), variances, allow_unused=True)
         for key, one in zip(m, found, strict=True):
             if one is not None:
-                accumulate(total, key, one)
+                total[key] = total[key] + one if key in total else one
 
-    with torch.enable_grad():
+    with naming(node), torch.enable_grad():
         outs = [m.get(id(value)) for value in node.outputs]
         hand_out_diagonal(graph, position, outs, lambda name, d: add([d], [variance[name]]))
-        parts = _pull(node, outs, [v is not None for v in known], before)
+        parts = diagonals_below(node, outs, before, [v is not None for v in known])
         pairs = [(d, v) for d, v in zip(parts, known, strict=True) if d is not None]
         if pairs:
             add([d for d, _ in pairs], [v for _, v in pairs if v is not None])
@@ -181,34 +167,26 @@ def _pushed_directly(
         return node.rule.variance(x, weights, None if before is None else before.rule)
 
 
-def _inputs(node: Node, before: Node | None) -> list[Value]:
+def inputs_behind(node: Node, before: Node | None) -> list[Value]:
     """What a node reads, behind the activation that is passed with it."""
     return node.inputs if before is None else [before.inputs[0], *node.inputs[1:]]
 
 
-def _pull(
-    node: Node, outs: Sequence[Tensor | None], wanted: Sequence[bool], before: Node | None
+def diagonals_below(
+    node: Node,
+    outs: Sequence[Tensor | None],
+    before: Node | None = None,
+    wanted: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
     """Diagonals at what a node reads, None where they are not wanted."""
+    wanted = node.wanted if wanted is None else wanted
     if not any(wanted):
         return [None] * len(wanted)
-    with naming(node):
-        if before is None:
-            parts = node.rule.diagonal(outs, wanted)
-        else:
-            parts = node.rule.diagonal_through(outs, wanted, before.rule)
+    if before is None:
+        parts = node.rule.diagonal(outs, wanted)
+    else:
+        parts = node.rule.diagonal_through(outs, wanted, before.rule)
     return [part if want else None for part, want in zip(parts, wanted, strict=True)]
-
-
-@once_per_graph
-def _activations(graph: Graph) -> dict[int, Node]:
-    """By the position of a layer: the activation that made its input, for this layer alone."""
-    found: dict[int, Node] = {}
-    for position, node in enumerate(graph.sample_nodes):
-        maker = graph.made_for_one(node.inputs[0]) if node.rule.passes_activation else None
-        if maker is not None and graph.sample_nodes[maker].rule.is_activation:
-            found[position] = graph.sample_nodes[maker]
-    return found
 
 
 def hand_out_diagonal(
@@ -223,8 +201,7 @@ def hand_out_diagonal(
         return
     for index, use in node.rule.uses.items():
         share = graph.shares.get((position, index)) or _moved(graph, node, index, use)
-        with naming(node):
-            found(share.name, share.to_parameter(use.squared(out)))
+        found(share.name, share.to_parameter(use.squared(out)))
 
 
 def _moved(graph: Graph, node: Node, index: int, use: Use) -> Share:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.backward.bottleneck import way_of
-from lapkernels.curvature.backward.budget import column_chunks, default_budget
 from lapkernels.curvature.backward.columns import Collector, pull_columns
-from lapkernels.curvature.backward.cost import TRIANGLE, products, shared_layers, window_share
-from lapkernels.curvature.backward.windows import Layout, local_layout
+from lapkernels.curvature.backward.cost import TRIANGLE, products
+from lapkernels.curvature.backward.planner import Plan, Stage, plan_diagonal
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.recording.graph import Graph, Section, Share
-from lapkernels.curvature.recording.trace import Node
-from lapkernels.likelihoods import Columns, Likelihood
+from lapkernels.curvature.recording.graph import Graph, Share
+from lapkernels.likelihoods import Likelihood
 from lapkernels.ops import skips_zeros
 from lapkernels.rules import WeightUse
 
@@ -44,65 +42,31 @@ class Row:
         )
 
 
-@dataclass(frozen=True)
-class Carried:
-    """What arrives at the nodes of a section."""
-
-    count: int
-    step: int
-    layout: Layout | None
-    once: frozenset[int]
-    scaled: int | None
-    triangular: bool
-
-
 def explanation(
-    one: Pass, likelihood: Likelihood, method: str, samples: int = 1, joint: bool = False
+    one: Pass, likelihood: Likelihood, method: str, samples: int = 1, threshold: float = 0
 ) -> str:
-    """A table of what a method carries to each layer, and how a first check with autograd went.
-
-    Where parameters are ``joint`` by their columns, these are neither windows nor compressed.
-    """
+    """A table of what a method carries to each layer, and how a first check with autograd went."""
+    if one.by_autograd or method not in ("exact", "approx", "mixed"):
+        return explain_plan(one, one.plan(samples if method == "mc" else 1))
+    if method == "approx":
+        return explain_plan(one, plan_diagonal(one.graph))
+    if method == "mixed":
+        return explain_plan(one, one.plan_mixed(one.mixed_start(likelihood, threshold), threshold))
     columns = likelihood.columns(one.prediction, one.target)
-    if method == "exact" and not one.by_autograd and not joint:
-        return f"{explain_exact(one.graph, columns, one.budget)}\n{one.check}"
-    counts = {"exact": columns.count, "mc": samples}
-    return explain_columns(one, counts.get(method, 1))
+    return explain_plan(one, one.plan_quadratic(columns, columns.local()))
 
 
-def explain_exact(graph: Graph, columns: Columns, budget: int | None) -> str:
-    """The table of the exact diagonal: sections between bottlenecks, windows, plain columns."""
-    size = graph.trace.prediction.element_size()
-    allowed = default_budget(graph, size) if budget is None else budget
-    entry, last, count = graph.trace.output, len(graph.sample_nodes), columns.count
-    way = way_of(graph, columns, columns.local() is not None, allowed)
-    windows, shared = way.windows, columns.shared
-    densities = densities_of(graph)
-    rows: list[Row] = []
-    for cut in [*way.cuts, None]:
-        section = Section(0 if cut is None else cut.position, last, entry)
-        once, scaled = shared_layers(graph, section) if shared else (set(), None)
-        layout = local_layout(graph, section) if windows else None
-        step = next(column_chunks(graph, count, allowed, size, section, shared))[1]
-        here = Carried(count, step, layout, frozenset(once), scaled, bool(rows))
-        rows += _rows(graph, section, here, densities)
-        if cut is None:
-            break
-        assert cut.value.samples is not None
-        d = prod(cut.value.shape) // cut.value.samples.count
-        rows.append(Row("", "", f"{count} columns to {d}", 0.0, 0.0, "compressed"))
-        shared = shared and cut.position in once
-        entry, last, count, windows = cut.value, cut.position, min(d, count), False
-    return _table(rows)
-
-
-def explain_columns(one: Pass, count: int, layout: Layout | None = None) -> str:
-    """The table of what carries plain columns, or windows if there is a layout."""
+def explain_plan(one: Pass, plan: Plan) -> str:
+    """The table of a plan: the stages of columns, and the layers that a diagonal passes."""
     densities = {} if one.by_autograd else densities_of(one.graph)
-    step = next(iter(one.chunks(count)), (0, 1))[1]
-    here = Carried(count, step, layout, frozenset(), None, False)
-    table = _table(_rows(one.graph, Section.whole(one.graph), here, densities))
-    return f"{table}\n{one.check}"
+    rows = list(_rows(one.graph, plan, densities))
+    stages = [*plan.stages, *(stage for found in plan.columns.values() for stage in found)]
+    size = one.prediction.element_size() / 1e6
+    reasons = [
+        f"{stage.count} by {stage.carrier}, {stage.entries * size:.3g} MB: {stage.reason}"
+        for stage in stages
+    ]
+    return "\n".join([_table(rows), *reasons, one.check])
 
 
 class Densities(Collector):
@@ -127,43 +91,65 @@ def densities_of(graph: Graph) -> dict[str, float]:
     return densities.found
 
 
-def _rows(graph: Graph, section: Section, here: Carried, densities: dict[str, float]) -> list[Row]:
-    return [
-        _row(graph, position, here, densities)
-        for position in reversed(range(section.first, section.last))
-        if graph.sample_nodes[position].rule.uses
-    ]
+def _rows(graph: Graph, plan: Plan, densities: dict[str, float]) -> Iterator[Row]:
+    """The rows of a plan in the order in which it is executed."""
+    yield from _stage_rows(graph, plan.stages, densities)
+    in_chain = {
+        id(link.layer): f"chain of {len(chain.links)} layers" if len(chain.links) > 1 else "chain"
+        for chain in plan.chains.values()
+        for link in chain.links
+    }
+    for position, node in reversed(list(enumerate(graph.sample_nodes))):
+        for index in range(len(node.outputs)):
+            yield from _stage_rows(graph, plan.columns.get((position, index), ()), densities)
+        if position in plan.diagonal and node.rule.uses:
+            choice = "with the activation" if position in plan.activations else "diagonal"
+            work, entries = sum(products(graph, position)), prod(node.outputs[0].shape)
+            memory = entries * graph.trace.prediction.element_size()
+            choice = in_chain.get(id(node), choice)
+            yield Row(node.path, _name(node.name), "diagonal", work, memory, choice)
 
 
-def _row(graph: Graph, position: int, here: Carried, densities: dict[str, float]) -> Row:
+def _stage_rows(
+    graph: Graph, stages: tuple[Stage, ...], densities: dict[str, float]
+) -> Iterator[Row]:
+    for stage in stages:
+        for position, node in stage.passed(graph):
+            if node.rule.uses:
+                yield _row(graph, position, stage, densities)
+        if stage.section.exit is not None:
+            fewer = f"{stage.count} columns to {stage.section.exit.features}"
+            yield Row("", "", fewer, 0.0, 0.0, "compressed")
+
+
+def _row(graph: Graph, position: int, stage: Stage, densities: dict[str, float]) -> Row:
     node = graph.sample_nodes[position]
     pulled, summed = products(graph, position)
-    value, count = node.outputs[0], here.count
-    entries = float(prod(value.shape))
-    share = window_share(value, here.layout)
-    carried, choice = f"{count} columns, {min(here.step, count)} at a time", "columns"
-    if share < 1:
-        assert here.layout is not None
-        window = "×".join(map(str, here.layout.places[id(value)].width))
+    value, count = node.outputs[0], stage.count
+    entries, share = float(prod(value.shape)), 1.0
+    step = min(stage.step, count)
+    choice: str = stage.route(position)
+    carried = f"{count} columns, {step} at a time"
+    if choice == "windows":
+        assert stage.layout is not None
+        share = stage.layout.window_share(value)
+        window = "×".join(map(str, stage.layout.places[id(value)].width))
         carried = f"{count} windows of {window} in {'×'.join(map(str, value.shape[2:]))}"
-        choice = "windows"
-    elif position in here.once:
+    elif choice == "shared":
         pulled, entries = pulled / graph.trace.count, entries / graph.trace.count
-        carried, choice = f"{count} columns for all samples", "shared"
-    elif position == here.scaled:
-        pulled *= TRIANGLE if here.triangular else 1.0
-        choice = "scaled weights"
-    elif node.path in densities:
+        carried = f"{count} columns for all samples"
+    elif choice == "scaled weights":
+        pulled *= TRIANGLE if stage.triangular else 1.0
+    elif choice == "columns" and node.path in densities:
         pulled, summed = pulled * densities[node.path], summed * densities[node.path]
         choice = f"columns, {densities[node.path]:.0%} not zero"
     work = (pulled + summed) * count * share
-    size = graph.trace.prediction.element_size()
-    memory = entries * share * min(here.step, count) * size
-    return Row(node.path, _name(node), carried, work, memory, choice)
+    memory = entries * share * step * graph.trace.prediction.element_size()
+    return Row(node.path, _name(node.name), carried, work, memory, choice)
 
 
-def _name(node: Node) -> str:
-    return node.name.removeprefix("aten::")
+def _name(op: str) -> str:
+    return op.removeprefix("aten::")
 
 
 def _table(rows: list[Row]) -> str:

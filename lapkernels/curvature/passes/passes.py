@@ -10,10 +10,17 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.autograd import autograd_columns
-from lapkernels.curvature.backward.bottleneck import pull_compressed
-from lapkernels.curvature.backward.budget import column_chunks, default_budget
+from lapkernels.curvature.backward.carry import at_pixels, autograd_columns, carry
 from lapkernels.curvature.backward.columns import Collector, pull_columns
+from lapkernels.curvature.backward.cost import Load
+from lapkernels.curvature.backward.planner import (
+    Plan,
+    columns_at_once,
+    default_budget,
+    plan_autograd,
+    plan_columns,
+    plan_mixed,
+)
 from lapkernels.curvature.data.batches import Batch, Output, batches_of, check_choice, selector
 from lapkernels.curvature.data.contents import (
     Contents,
@@ -30,15 +37,19 @@ from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.replay import KeepsGraph, recorded
 from lapkernels.curvature.recording.run import record, unrecorded
 from lapkernels.curvature.recording.run_model import Subject, call_model
-from lapkernels.likelihoods import Columns
+from lapkernels.likelihoods import Columns, Likelihood
 
 T = TypeVar("T")
 Route = Literal["auto", "rules", "autograd"]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Pass:
-    """A recorded batch: its prediction, its labels, and the way back."""
+    """A recorded batch: its prediction, its labels, and the way back.
+
+    A collector may keep all that some columns bring until they have reached every parameter:
+    ``kept`` is then how many numbers that is for each column beside those on their way.
+    """
 
     graph: Graph
     prediction: Tensor
@@ -47,6 +58,7 @@ class Pass:
     by_autograd: bool
     # How it compared with autograd, for ``explain``.
     check: str = ""
+    kept: int | None = None
 
     @property
     def count(self) -> int:
@@ -60,23 +72,66 @@ class Pass:
             return self.budget
         return default_budget(self.graph, self.prediction.element_size())
 
-    def chunks(self, count: int) -> Iterator[tuple[int, int]]:
-        """Ranges of columns that fit the memory budget on their way back."""
-        size = self.prediction.element_size()
-        return column_chunks(self.graph, count, self.budget, size)
+    @property
+    def columns_in_budget(self) -> int:
+        """Number of columns whose way back stays within the budget, at least one."""
+        return columns_at_once(self.graph, self.allowed, self.kept or 0)
+
+    def keeping(self, entries: int = 0) -> Pass:
+        """The same pass for a collector that keeps so many numbers for each column."""
+        return replace(self, kept=entries)
+
+    def plan(
+        self, count: int, *, shared: bool = False, per_pixel: int = 0, compress: bool = False
+    ) -> Plan:
+        """How columns go back, which are as ``Load`` says."""
+        if self.by_autograd:
+            return plan_autograd(self.graph, count)
+        load = Load(count, self.allowed, shared, per_pixel, compress, self.kept or 0)
+        return plan_columns(self.graph, load)
+
+    def plan_quadratic(self, columns: Columns, local: Tensor | None) -> Plan:
+        """The same for a sum of something quadratic over columns: as windows, and compressed.
+
+        Columns that were compressed are others for other parameters, so a collector that keeps
+        them gets plain ones.
+        """
+        if self.kept is not None:
+            return self.plan(columns.count, shared=columns.shared)
+        pixels = 0 if local is None else len(local)
+        return self.plan(columns.count, shared=columns.shared, per_pixel=pixels, compress=True)
+
+    def mixed_start(self, likelihood: Likelihood, threshold: float) -> Columns | Tensor:
+        """M at the output: columns if it is narrow and its entries depend on each other."""
+        f, y = self.prediction, self.target
+        wide = self.graph.trace.output.features > threshold
+        if wide or likelihood.independent:
+            return likelihood.diagonal(f, y)
+        return likelihood.columns(f, y)
+
+    def plan_mixed(self, start: Columns | Tensor, threshold: float) -> Plan:
+        """How M goes back that starts as columns or as a diagonal."""
+        if isinstance(start, Tensor):
+            return plan_mixed(self.graph, threshold, self.allowed, None, 0)
+        local = start.local()
+        pixels = 0 if local is None else len(local)
+        return plan_mixed(self.graph, threshold, self.allowed, start.count, pixels)
 
     def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
         """Carry ``count`` columns, made by ``chunk(first, last)``, back to the parameters."""
-        carry = autograd_columns if self.by_autograd else pull_columns
-        for first, last in self.chunks(count):
-            carry(self.graph, chunk(first, last), collector)
+        finish = self.kept is not None
+        carry(self.graph, self.plan(count).stages, chunk, None, collector, finish=finish)
 
     def pull_quadratic(self, columns: Columns, collector: Collector) -> None:
-        """The same for a sum of something quadratic over columns: as windows, and compressed."""
-        if self.by_autograd:
-            self.pull(columns.count, columns.chunk, collector)
-        else:
-            pull_compressed(self.graph, columns, collector, self.budget)
+        """Carry columns back to a collector of something quadratic in them."""
+        local = None if self.by_autograd or self.kept is not None else columns.local()
+        stages = self.plan_quadratic(columns, local).stages
+        finish = self.kept is not None
+        carry(self.graph, stages, columns.chunk, at_pixels(local), collector, finish=finish)
+
+    def pull_together(self, s: Tensor, collector: Collector) -> None:
+        """Carry columns [V, *output] back; a collector gets all V at once at a parameter."""
+        (autograd_columns if self.by_autograd else pull_columns)(self.graph, s, collector)
 
 
 def passes(
@@ -194,7 +249,7 @@ class _Recorder:
                 f"the model's output for sample {n} changes with the other samples of the batch; "
                 "curvature is a sum over independent samples"
             )
-        return one
+        return replace(one, check=f"one sample at a time: {lost}\n{one.check}")
 
     def whole(self, batch: Batch) -> Pass:
         """A recorded pass that goes back by rules, or else by autograd.

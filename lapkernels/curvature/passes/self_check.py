@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.autograd import autograd_columns
+from lapkernels.curvature.backward.carry import autograd_columns
 from lapkernels.curvature.backward.columns import Collector, pull_columns
 from lapkernels.curvature.data.batches import Batch, mapped, selector
 from lapkernels.curvature.data.random_state import random_state_kept

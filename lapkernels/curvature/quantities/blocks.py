@@ -34,7 +34,6 @@ from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass, Route
-from lapkernels.curvature.passes.steps import jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks, check_limit
 from lapkernels.curvature.quantities.loop import Loop
@@ -97,7 +96,7 @@ def blocks(
     check_choice("by", by, By)
     factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
     options = (params, output, memory_budget, progress, route)
-    loop = Loop(model, data, factor, *options, explain=explain, joint=by == "layer")
+    loop = Loop(model, data, factor, *options, explain=explain)
     chosen, names = loop.chosen, _names(loop.chosen, by)
     total = JointBlocks(chosen, names, limit) if by == "layer" else EntryBlocks(chosen, by, limit)
     loop.add_to(total)
@@ -153,7 +152,7 @@ class EntryBlocks(ColumnSum):
             self._sum_of(share.name).add_(picked)
             return
         for columns, rows in share.use.chunks(s):
-            self._add(share.name, jacobian_rows(share, s[columns], rows))
+            self._add(share.name, share.jacobian(s[columns], rows))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self._add(name, g.reshape(*g.shape[:2], -1))

@@ -38,6 +38,8 @@ class OutputFactor:
     samples: int = 1
     sampler: Sampler = "labels"
     generator: torch.Generator | None = None
+    # With the method "mixed": values of at most so many features have columns, others a diagonal.
+    threshold: float = 0
 
     def __post_init__(self) -> None:
         if self.samples < 1:

@@ -72,12 +72,12 @@ def diag(
             model, data, likelihood,
             params=params, output=output, memory_budget=memory_budget, progress=progress,
         )  # fmt: skip
-    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator, threshold)
     options = (params, output, memory_budget, progress, route)
     loop = Loop(model, data, factor, *options, explain=explain)
     total = SquaredSum(loop.chosen)
     for one in loop:
-        add_diagonal(one, factor, threshold, total)
+        add_diagonal(one, factor, total)
     return Diagonal(finite(total.values), loop.summary(method))
 
 
@@ -88,24 +88,23 @@ def check_method(method: str, threshold: float) -> None:
         raise ValueError(f"threshold={threshold} must be a number of features, or infinity")
 
 
-def add_diagonal(one: Pass, factor: OutputFactor, threshold: float, total: SquaredSum) -> None:
+def add_diagonal(one: Pass, factor: OutputFactor, total: SquaredSum) -> None:
     """Add the diagonal of a recorded batch."""
     if factor.method not in ("approx", "mixed"):
         factor.pull(one, total)
         return
-    f, y, likelihood = one.prediction, one.target, factor.likelihood
     if one.graph.trace.opaque:
         raise Refused(
             f"{one.graph.trace.opaque[0]}, through which no diagonal can be passed; methods "
             "'exact', 'mc' and 'empirical' work"
         )
     if factor.method == "approx":
-        pull_diagonal(one.graph, likelihood.diagonal(f, y), total.add)
+        m = factor.likelihood.diagonal(one.prediction, one.target)
+        pull_diagonal(one.graph, m, total.add)
         return
-    wide = one.graph.trace.output.features > threshold
-    diagonal = wide or likelihood.independent
-    start = likelihood.diagonal(f, y) if diagonal else likelihood.columns(f, y)
-    pull_mixed(one.graph, start, threshold, total, total.add, one.budget)
+    start = one.mixed_start(factor.likelihood, factor.threshold)
+    plan = one.plan_mixed(start, factor.threshold)
+    pull_mixed(one.graph, plan, start, total, total.add)
 
 
 class SquaredSum(ColumnSum):

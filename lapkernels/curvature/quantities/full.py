@@ -79,7 +79,7 @@ def full(
     check_choice("method", method, Method)
     factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
     options = (params, output, memory_budget, progress, route)
-    loop = Loop(model, data, factor, *options, explain=explain, joint=True)
+    loop = Loop(model, data, factor, *options, explain=explain)
     chosen = loop.chosen
     if entries is not None:
         if method == "hessian":

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.diagonal import passes_both, pull_both
+from lapkernels.curvature.backward.diagonal import passes_both, pull_diagonal
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
@@ -64,7 +64,7 @@ def gradient_and_diag(
     check_method(method, threshold)
     if method == "hessian":
         raise ValueError("method='hessian' is not made from a forward pass alone; use hessian_diag")
-    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator)
+    factor = OutputFactor(resolve(likelihood), method, samples, sampler, generator, threshold)
 
     def goes_together(graph: Graph) -> bool:
         like = next(iter(loop.chosen.values()))
@@ -81,10 +81,11 @@ def gradient_and_diag(
         score = factor.likelihood.score(f, y)
         if goes_together(one.graph):
             part = SquaredSum(loop.chosen)
-            pull_both(one.graph, factor.likelihood.diagonal(f, y), score, total.add, part.add)
+            m = factor.likelihood.diagonal(f, y)
+            pull_diagonal(one.graph, m, total.add, score, part.add)
             found = part.values
         else:
-            add_diagonal(one, factor, threshold, total)
+            add_diagonal(one, factor, total)
             found = _gradient(one, score)
         for name, value in found.items():
             gradient[name] = value if name not in gradient else gradient[name] + value

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.passes.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.ops.base.chunks import row_chunks
@@ -21,7 +20,7 @@ from lapkernels.ops.base.chunks import row_chunks
 LIMIT = 2 << 30
 
 
-class JointJacobians(StepCollector, ColumnSum):
+class JointJacobians(ColumnSum):
     """Keeps what a step of columns brings to each parameter until all of it is there."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -29,11 +28,11 @@ class JointJacobians(StepCollector, ColumnSum):
         self._shares: dict[str, tuple[Share, Tensor]] = {}
         self._explicit: dict[str, list[Tensor]] = {}
 
-    def begin(self, one: Pass) -> SteppedPass:
-        """The pass in steps that bring so many columns as can be kept."""
+    def begin(self, one: Pass) -> Pass:
+        """The pass with no more columns at a time than can be kept."""
         graph = one.graph
         sizes = [self.parameters[name].numel() for name in graph.explicit]
-        return SteppedPass.of(one, graph.trace.entries + one.count * sum(sizes))
+        return one.keeping(graph.trace.entries + one.count * sum(sizes))
 
     def share(self, share: Share, s: Tensor) -> None:
         self._shares[share.name] = (share, s)
@@ -67,7 +66,8 @@ class JointJacobians(StepCollector, ColumnSum):
             parts = []
             for name in names:
                 if name in shares:
-                    part = jacobian_rows(*shares[name], rows)
+                    share, s = shares[name]
+                    part = share.jacobian(s, rows)
                 elif name in explicit:
                     part = explicit[name][:, rows]
                 else:

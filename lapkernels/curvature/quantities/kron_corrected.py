@@ -25,7 +25,6 @@ from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters, fingerprint
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Route
-from lapkernels.curvature.passes.steps import jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.kron import Method, Sharing, kron
 from lapkernels.curvature.quantities.loop import Loop
@@ -128,7 +127,7 @@ class RotatedSquares(ColumnSum):
             total.add_(use.squared_sum(s @ basis.output[0]).T)
         else:
             for columns, rows in use.chunks(s):
-                self._add(share.name, jacobian_rows(share, s[columns], rows))
+                self._add(share.name, share.jacobian(s[columns], rows))
 
     def jacobian(self, name: str, g: Tensor, rows: slice) -> None:
         self._add(name, g.reshape(*g.shape[:2], -1))

@@ -25,7 +25,6 @@ from lapkernels.curvature.backward.parameter_uses import (
 )
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.passes.steps import StepCollector, SteppedPass, jacobian_rows
 from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import Factors
@@ -103,7 +102,7 @@ class Latest:
                 )
 
 
-class KroneckerSums(StepCollector, ColumnSum):
+class KroneckerSums(ColumnSum):
     """Sums of the factors of all parameters over batches."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], reduce: bool) -> None:
@@ -139,14 +138,14 @@ class KroneckerSums(StepCollector, ColumnSum):
                 self._add_embedding_input(name, tables)
         # Other shares than the graph's own, so what is found out about them lies apart.
         memo = one.graph.memo.setdefault("factors", {})
-        graph = replace(one, graph=replace(one.graph, shares=shares, memo=memo))
-        return SteppedPass.of(graph) if self.reduce and self._several else graph
+        one = replace(one, graph=replace(one.graph, shares=shares, memo=memo))
+        return one.keeping() if self.reduce and self._several else one
 
     def share(self, share: Share, s: Tensor) -> None:
         sums, use = self.sums[share.name], share.use
         if sums.kind is Block:
             for columns, rows in use.chunks(s):
-                self._add_block(sums, jacobian_rows(share, s[columns], rows))
+                self._add_block(sums, share.jacobian(s[columns], rows))
         elif isinstance(use, WeightUse):
             self._add_output(share.name, use.arrange(s), use.geometry, s)
         elif isinstance(use, EmbeddingUse):

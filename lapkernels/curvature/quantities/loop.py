@@ -35,11 +35,10 @@ class Loop:
         route: Route,
         *,
         explain: bool = False,
-        joint: bool = False,
         keep_graph: KeepsGraph = False,
     ) -> None:
         self.factor, self._observed = factor, Observed.of(data)
-        self._explain, self._joint = explain, joint
+        self._explain = explain
         self.chosen, self._passes = passes(
             model,
             self._observed.data,
@@ -53,21 +52,24 @@ class Loop:
         self.count = 0
 
     def __iter__(self) -> Iterator[Pass]:
+        return self._begun(lambda one: one)
+
+    def _begun(self, begin: Callable[[Pass], Pass]) -> Iterator[Pass]:
         factor = self.factor
-        for one in self._passes:
-            factor.likelihood.check(one.prediction, one.target)
-            self._observed.see(one.prediction, one.target)
+        for checked in self._passes:
+            factor.likelihood.check(checked.prediction, checked.target)
+            self._observed.see(checked.prediction, checked.target)
+            one = begin(checked)
             if self._explain and self.count == 0:
-                print(
-                    explanation(one, factor.likelihood, factor.method, factor.samples, self._joint)
-                )
+                options = (factor.method, factor.samples, factor.threshold)
+                print(explanation(one, factor.likelihood, *options))
             yield one
             self.count += one.count
 
     def add_to(self, total: ColumnSum) -> None:
         """Carry the factor's columns of all batches back to a sum."""
-        for one in self:
-            self.factor.pull(total.begin(one), total)
+        for one in self._begun(total.begin):
+            self.factor.pull(one, total)
 
     def summary(self, method: str) -> Summary:
         """What a result is a sum of."""

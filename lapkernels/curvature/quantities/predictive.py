@@ -21,12 +21,11 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import plain
-from lapkernels.curvature.passes.explain import explain_columns
+from lapkernels.curvature.passes.explain import explain_plan
 from lapkernels.curvature.passes.passes import Pass, Route
-from lapkernels.curvature.passes.steps import SteppedPass, carry_whole, jacobian_rows
 from lapkernels.curvature.quantities.joint import JointJacobians
 from lapkernels.curvature.quantities.loop import OutputLoop, unit_columns
-from lapkernels.curvature.quantities.predictive_windows import LaneSum, local_sums, unit_layout
+from lapkernels.curvature.quantities.predictive_windows import LaneSum, local_sums
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.results.summary import finite
@@ -64,14 +63,17 @@ def predictive_variance(
     options = (memory_budget, progress, route)
     for one, chosen, total in _passes(model, x, variance, outputs, output, *options):
         shape, count = one.prediction.shape[1:], chosen.shape[1]
-        layout = unit_layout(one, count) if total.takes_windows else None
+        f = one.prediction
+        channels = f.shape[1] if total.takes_windows and f.dim() > 2 else 0
+        plan = one.plan(count, per_pixel=channels if outputs is None else min(1, channels))
         if explain and not parts:
-            print(explain_columns(one, count, layout))
-        if layout is None:
+            print(explain_plan(one, plan))
+        (stage,) = plan.stages
+        if stage.layout is None:
             total.result = result = one.prediction.new_zeros(chosen.shape)
             one.pull(count, total.unit_columns(one.prediction, chosen), total)
         else:
-            result = local_sums(one, layout, None if outputs is None else chosen, total)
+            result = local_sums(one, stage, None if outputs is None else chosen, total)
         parts.append(result.flatten(1))
     result = finite({"the outputs": torch.cat(parts)}, "variance")["the outputs"]
     return result if outputs is not None else result.reshape(result.shape[0], *shape)
@@ -100,13 +102,13 @@ def predictive_covariance(
     for one, chosen, total in _passes(model, x, variance, outputs, output, *options, whole=True):
         count = chosen.shape[1]
         if explain and not parts:
-            print(explain_columns(one, count))
+            print(explain_plan(one, one.plan(count)))
         result = one.prediction.new_empty(chosen.shape[0], count, count)
         for columns in _pairs(count, one.columns_in_budget, chosen.device):
             picked = chosen[:, columns]
             total.joint = True
             total.result = one.prediction.new_zeros(len(chosen), len(columns), len(columns))
-            carry_whole(one, unit_columns(one.prediction, picked), total)
+            one.pull_together(unit_columns(one.prediction, picked), total)
             total.finish()
             result[:, columns.unsqueeze(1), columns] = total.result
         parts.append(result)
@@ -136,8 +138,8 @@ class PredictiveSum(JointJacobians, LaneSum):
         independent = [isinstance(block, IndependentEntries) for block in self.alone.values()]
         return all(independent) and not self.several
 
-    def begin(self, one: Pass) -> SteppedPass:
-        return super().begin(one) if self.several else SteppedPass.of(one)
+    def begin(self, one: Pass) -> Pass:
+        return super().begin(one) if self.several else one.keeping()
 
     def unit_columns(self, f: Tensor, chosen: Tensor) -> Callable[[int, int], Tensor]:
         """A maker of chunks of columns, which notes where they begin."""
@@ -158,7 +160,7 @@ class PredictiveSum(JointJacobians, LaneSum):
             self._part(slice(None), s.shape[0]).add_(value)
             return
         for rows in row_chunks(share.use.count, s.shape[0] * prod(share.use.shape)):
-            self._add(block, jacobian_rows(share, s, rows), rows)
+            self._add(block, share.jacobian(s, rows), rows)
 
     def window(self, share: Share, window: Window, size: Sequence[int]) -> None:
         block = self.alone[share.name]
@@ -207,7 +209,7 @@ def _passes(
     progress: bool,
     route: Route,
     whole: bool = False,
-) -> Iterator[tuple[SteppedPass, Tensor, PredictiveSum]]:
+) -> Iterator[tuple[Pass, Tensor, PredictiveSum]]:
     """Passes, each with the flat outputs [N, k] that are asked for, and a sum to begin.
 
     ``whole``: so small that all columns fit into the budget at once, down to one sample.

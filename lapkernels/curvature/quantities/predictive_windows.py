@@ -9,19 +9,11 @@ from math import prod
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.backward.budget import default_budget
 from lapkernels.curvature.backward.columns import Collector
-from lapkernels.curvature.backward.cost import chosen_way
-from lapkernels.curvature.backward.windows import (
-    Layout,
-    LocalWalks,
-    Tile,
-    local_layout,
-    most_pixels,
-    tiles,
-)
+from lapkernels.curvature.backward.layout import Tile, tiles
+from lapkernels.curvature.backward.planner import Stage
+from lapkernels.curvature.backward.windows import WindowWalk
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.recording.graph import Section
 from lapkernels.ops.base.chunks import slices
 from lapkernels.rules.windows.lanes import Points
 
@@ -32,41 +24,25 @@ class LaneSum(Collector):
     result: Tensor
 
 
-def unit_layout(one: Pass, count: int) -> Layout | None:
-    """The windows of ``count`` unit columns; None where columns as images cost less."""
-    graph, layout = one.graph, None
-    if not one.by_autograd:
-        layout = local_layout(graph, Section.whole(graph))
-    if layout is None:
-        return None
-    way = chosen_way(graph, [], count, layout=layout, budget=_budget(one))
-    return layout if way.windows else None
-
-
-def local_sums(one: Pass, layout: Layout, outputs: Tensor | None, total: LaneSum) -> Tensor:
+def local_sums(one: Pass, stage: Stage, outputs: Tensor | None, total: LaneSum) -> Tensor:
     """What ``total`` makes of a unit column at each output, [N, *out].
 
     ``outputs`` [N, k] chooses flat outputs of each sample, the result is then [N, k].
     """
     if outputs is None:
-        return _everywhere(one, layout, total)
-    return _at_points(one, layout, outputs, total)
+        return _everywhere(one, stage, total)
+    return _at_points(one, stage, outputs, total)
 
 
-def _budget(one: Pass) -> int:
-    size = one.prediction.element_size()
-    return default_budget(one.graph, size) if one.budget is None else one.budget
-
-
-def _everywhere(one: Pass, layout: Layout, total: LaneSum) -> Tensor:
-    f = one.prediction
+def _everywhere(one: Pass, stage: Stage, total: LaneSum) -> Tensor:
+    f, layout = one.prediction, stage.layout
+    assert layout is not None
     count, channels, *size = f.shape
-    walks = LocalWalks(one.graph, Section.whole(one.graph))
-    most = most_pixels(layout, channels * count * f.element_size(), _budget(one))
+    walks = WindowWalk(one.graph, stage.section)
     units = torch.eye(channels, dtype=f.dtype, device=f.device)
     units = units.reshape(channels, channels, *(1,) * len(size), 1)
     result = torch.empty_like(f)
-    for tile, where in tiles(count, size, layout.multiple, most):
+    for tile, where in tiles(count, size, layout.multiple, stage.step):
         total.result = f.new_zeros(count, channels * tile.lanes.pixels)
         walks.pull(tile, units.expand(*units.shape[:-1], tile.lanes.size), total)
         part = result[(..., *where)]
@@ -74,14 +50,14 @@ def _everywhere(one: Pass, layout: Layout, total: LaneSum) -> Tensor:
     return result
 
 
-def _at_points(one: Pass, layout: Layout, outputs: Tensor, total: LaneSum) -> Tensor:
-    f = one.prediction
+def _at_points(one: Pass, stage: Stage, outputs: Tensor, total: LaneSum) -> Tensor:
+    f, layout = one.prediction, stage.layout
+    assert layout is not None
     count, channels, *size = f.shape
-    walks = LocalWalks(one.graph, Section.whole(one.graph))
-    most = most_pixels(layout, count * f.element_size(), _budget(one))
+    walks = WindowWalk(one.graph, stage.section)
     at = torch.stack(torch.unravel_index(outputs % prod(size), tuple(size)), -1)  # [N, k, dims]
     result = f.new_empty(outputs.shape)
-    for residue, index, valid in _by_residue(at, layout.multiple, most):
+    for residue, index, valid in _by_residue(at, layout.multiple, stage.step):
         grid = at.gather(1, index.unsqueeze(2).expand(-1, -1, len(size)))
         lanes = Points((grid - grid.new_tensor(residue)) // grid.new_tensor(layout.multiple))
         channel = (outputs // prod(size)).gather(1, index).reshape(1, 1, -1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -164,6 +164,15 @@ class Section:
     def whole(cls, graph: Graph) -> Section:
         """From the output to the parameters."""
         return cls(0, len(graph.sample_nodes), graph.trace.output)
+
+    def passed(self, graph: Graph) -> Iterator[tuple[int, Node]]:
+        """The nodes that columns come to and do not stay at, from the last one on."""
+        reached = {id(self.entry)}
+        for position in reversed(range(self.first, self.last)):
+            node = graph.sample_nodes[position]
+            if any(id(value) in reached for value in node.outputs):
+                yield position, node
+                reached.update(id(one) for one in node.wanted_inputs if one not in self.ends)
 
 
 def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:

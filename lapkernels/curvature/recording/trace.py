@@ -57,6 +57,11 @@ class Node:
         return [value.active and value.samples is not None for value in self.inputs]
 
     @property
+    def wanted_inputs(self) -> list[Value]:
+        """Those operands."""
+        return [value for value, want in zip(self.inputs, self.wanted, strict=True) if want]
+
+    @property
     def where(self) -> str:
         """For messages."""
         return f"{self.name.removeprefix('aten::')} in {self.path or 'the model'}"

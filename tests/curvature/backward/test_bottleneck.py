@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature.backward import bottleneck as sections
-from lapkernels.curvature.backward.cost import chosen_way
+from lapkernels.curvature.backward.carry import compress
+from lapkernels.curvature.backward.cost import Load, cuts
+from lapkernels.curvature.backward.planner import plan_columns
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.ops.serving import forced
 from tests.curvature import oracle
@@ -42,8 +43,8 @@ def test_compression_keeps_the_diagonal(
 def cuts_of(model: nn.Module, x: Tensor, count: int) -> list[int]:
     _, batches = passes(model, x)
     (one,) = batches
-    way = chosen_way(one.graph, sections.cuts(one.graph), count, budget=1 << 24)
-    return [cut.value.shape[1] for cut in way.cuts]
+    stages = plan_columns(one.graph, Load(count, 1 << 24, compress=True)).stages
+    return [stage.section.exit.shape[1] for stage in stages if stage.section.exit is not None]
 
 
 def test_the_narrowest_value_is_cut() -> None:
@@ -116,11 +117,9 @@ def test_columns_have_the_second_moment_of_what_they_replace() -> None:
     x = torch.randn(2, 6, dtype=torch.float64)
     _, batches = passes(model, x)
     (one,) = batches
-    (cut, *_) = sections.cuts(one.graph)
+    (cut, *_) = cuts(one.graph)
     columns = torch.randn(11, *cut.value.shape, dtype=torch.float64)
-    parts = sections.compress(
-        columns[7:], sections.compress(columns[:7], None, cut.value), cut.value
-    )
+    parts = compress(columns[7:], compress(columns[:7], None, cut.value), cut.value)
     assert parts.shape[0] == cut.value.shape[1]
     moment = torch.einsum("vnd,vne->nde", columns, columns)
     torch.testing.assert_close(torch.einsum("vnd,vne->nde", parts, parts), moment)

@@ -97,13 +97,13 @@ def test_gradients_go_with_the_diagonal(likelihood: Any, monkeypatch: pytest.Mon
     x = torch.randn(5, 3, 8, 8, dtype=torch.float64)
     y = torch.arange(5) % 3 if likelihood == "categorical" else torch.randn(5, 3).double()
     calls: list[Any] = []
-    real = joint_module.pull_both
+    real = joint_module.pull_diagonal
 
     def counted(*args: Any) -> None:
         calls.append(args)
         real(*args)
 
-    monkeypatch.setattr(joint_module, "pull_both", counted)
+    monkeypatch.setattr(joint_module, "pull_diagonal", counted)
     found = lk.gradient_and_diag(model, (x, y), likelihood)
     assert len(calls) == 1
     noise = resolve(likelihood)
@@ -117,7 +117,7 @@ def test_gradients_go_with_the_diagonal(likelihood: Any, monkeypatch: pytest.Mon
 
 def test_gradients_of_other_layers_are_autograds(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-    monkeypatch.setattr(joint_module, "pull_both", None)
+    monkeypatch.setattr(joint_module, "pull_diagonal", None)
     x, y = torch.randn(3, 5), torch.randn(3, 2)
     found = lk.gradient_and_diag(model, (x, y))
     assert set(found.gradient) == set(dict(model.named_parameters()))

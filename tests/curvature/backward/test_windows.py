@@ -69,6 +69,33 @@ class Shortcut(nn.Module):
         return self.body(h) + self.short(h)
 
 
+class Halves(nn.Module):
+    """Two results of one op, each read by a layer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(1, 4, 3, padding=1)
+        self.a, self.b = nn.Conv2d(2, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.stem(x).tanh().chunk(2, 1)
+        return self.a(a) - self.b(b)
+
+
+class Excited(nn.Module):
+    """Channels that are scaled and shifted by numbers made of the whole image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.head = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 2, 3, padding=1)
+        self.scale, self.shift = nn.Conv2d(2, 2, 1), nn.Conv2d(2, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.stem(x).tanh()
+        mean = h.mean((2, 3), keepdim=True)
+        return self.head(h * self.scale(mean).sigmoid() + self.shift(mean))
+
+
 def five() -> nn.Module:
     layers = [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1), nn.Tanh()]
     return nn.Sequential(*layers, nn.Conv2d(2, 2, 3, padding=1))
@@ -136,6 +163,8 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (Residual, (2, 2, 9, 9)),
     "shortcut": (Shortcut, (2, 2, 3, 4)),
     "gated": (Gated, (2, 1, 8, 7)),
+    "halves": (Halves, (2, 1, 8, 7)),
+    "excited": (Excited, (2, 1, 8, 7)),
     "u-net": (UNet, (2, 1, 8, 10)),
     "pools": (pools, (2, 1, 12, 14)),
     "uneven-upsampling": (uneven_upsampling, (2, 1, 6, 5)),

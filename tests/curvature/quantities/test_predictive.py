@@ -11,7 +11,6 @@ from torch import Tensor, nn
 import lapkernels as lk
 from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.quantities import predictive
 from tests.curvature import oracle
 from tests.curvature.check import close
 from tests.curvature.zoo import ZOO
@@ -47,13 +46,13 @@ def test_columns_that_do_not_fit_split_the_batch(
     chosen = torch.stack([torch.randperm(6)[:4] for _ in x]) if some else None
     wanted = lk.predictive_covariance(model, x, variance, outputs=chosen, memory_budget=1 << 30)
     carried: list[int] = []
-    carry = predictive.carry_whole
+    pull = Pass.pull_together
 
     def counted(one: Pass, s: Tensor, collector: Collector) -> None:
         carried.append(s.shape[0] * s.shape[1])
-        carry(one, s, collector)
+        pull(one, s, collector)
 
-    monkeypatch.setattr(predictive, "carry_whole", counted)
+    monkeypatch.setattr(Pass, "pull_together", counted)
     # Of the widest value, 128 numbers, for all columns of about two samples.
     budget = 2 * 6 * 128 * 8
     found = lk.predictive_covariance(model, x, variance, outputs=chosen, memory_budget=budget)

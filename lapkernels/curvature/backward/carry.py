@@ -1,0 +1,160 @@
+"""Executing the stages of a plan: columns, windows or autograd, and fewer columns at a bottleneck.
+
+Where all columns pass one value of d features, M = S^T S there is d x d for each sample. If V > d
+the V columns S [V, d] are replaced by the d rows of R from S = Q R, since R^T R = S^T S. Nothing is
+lost, also where S has not full rank, and no square of S is ever formed. A sum over columns of
+anything quadratic in them, a diagonal, a block or a Kronecker factor, does not see the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from lapkernels.curvature.backward.columns import (
+    Collector,
+    Waiting,
+    hand_out_one,
+    naming,
+    pull_columns,
+    pull_weights,
+)
+from lapkernels.curvature.backward.planner import Stage
+from lapkernels.curvature.backward.windows import AtPixels, pull_windows
+from lapkernels.curvature.recording.graph import Graph
+from lapkernels.curvature.recording.trace import Value
+from lapkernels.rules import Samples
+from lapkernels.rules.base.shared import joined
+
+# Makes columns first <= v < last, [last - first, *shape].
+Chunk = Callable[[int, int], Tensor]
+
+
+def carry(
+    graph: Graph,
+    stages: Sequence[Stage],
+    chunk: Chunk,
+    local: AtPixels | None,
+    collector: Collector,
+    *,
+    ended: Callable[[Value, Tensor], None] | None = None,
+    finish: bool = False,
+) -> None:
+    """Carry columns through stages to the parameters.
+
+    ``chunk`` makes columns at the first stage's entry, ``local`` those of some pixels. ``ended``
+    gets the sum of the squares of columns that come to an end of a section. ``finish`` tells the
+    collector when a step of columns is complete.
+    """
+    for stage in stages:
+        fewer: Tensor | None = None
+        for part in _pulled(graph, stage, chunk, local, collector, ended):
+            if finish:
+                collector.finish()
+            if part is not None and stage.section.exit is not None:
+                fewer = compress(part, fewer, stage.section.exit)
+        if fewer is None:
+            return
+        chunk = partial(_rows, fewer)
+
+
+def _pulled(
+    graph: Graph,
+    stage: Stage,
+    chunk: Chunk,
+    local: AtPixels | None,
+    collector: Collector,
+    ended: Callable[[Value, Tensor], None] | None,
+) -> Iterator[Tensor | None]:
+    """Some columns after the other; yields those at the stage's exit."""
+    if stage.carrier == "windows":
+        assert local is not None
+        yield from pull_windows(graph, stage, local, collector, ended)
+        return
+
+    def squared(value: Value, s: Tensor) -> None:
+        assert ended is not None
+        ended(value, s.square().sum(0))
+
+    for first, last in stage.chunks():
+        if stage.carrier == "autograd":
+            autograd_columns(graph, chunk(first, last), collector)
+            yield None
+        else:
+            s = chunk(first, last)
+            yield pull_columns(graph, s, collector, stage.section, stage.scaled, squared)
+
+
+def at_pixels(local: Tensor | None) -> AtPixels | None:
+    """Makes the columns of some pixels out of those of all, [J, N, C, *size]."""
+    return None if local is None else lambda where: local[(..., *where)]
+
+
+def _rows(columns: Tensor, first: int, last: int) -> Tensor:
+    return columns[first:last]
+
+
+def compress(s: Tensor, known: Tensor | None, value: Value) -> Tensor:
+    """At most d columns with the second moment of ``s`` and ``known`` together, [r, *shape]."""
+    assert value.samples is not None
+    both = s if known is None else joined([known, s])
+    parts = value.samples.split(both, 1)  # [V, N, *shape']
+    rows = parts.flatten(2).transpose(0, 1)  # [N, V, d]
+    if rows.shape[1] <= rows.shape[2]:
+        return both
+    once = parts.stride(1) == 0
+    r = torch.linalg.qr(rows[:1] if once else rows, mode="r").R  # [N, d, d]
+    columns = r.transpose(0, 1)
+    if once and value.samples == Samples(len(rows)):
+        return columns.unflatten(2, both.shape[2:]).expand(-1, *both.shape[1:])
+    columns = columns.expand(-1, len(rows), -1)
+    return value.samples.join(columns.reshape(-1, *parts.shape[1:]), 1)
+
+
+def autograd_columns(graph: Graph, s: Tensor, collector: Collector) -> None:
+    """Carry columns back by autograd, one at a time, to the ops that use a weight.
+
+    In a batch of one the gradient of a parameter is its Jacobian, however it is used.
+    """
+    trace = graph.trace
+    f = trace.differentiable
+    assert f is not None
+    alone = trace.count == 1
+    found = [
+        (position, index, node.edges[0])
+        for position, node in enumerate(graph.sample_nodes)
+        for index in node.rule.uses
+        if node.edges and node.edges[0] is not None
+        if not alone or ((position, index) in graph.shares and not trace.hidden)
+    ]
+    named = {graph.shares[position, index].name for position, index, _ in found if alone}
+    direct = [name for name in trace.parameters if alone and name not in named]
+    targets = [edge for _, _, edge in found]
+    targets += [get_gradient_edge(trace.leaves[name]) for name in direct]
+    if not targets:
+        return
+    # The gradients of each target, a column after the other.
+    grads = zip(
+        *(
+            torch.autograd.grad(f, targets, column, retain_graph=True, allow_unused=True)
+            for column in s
+        ),
+        strict=True,
+    )
+    waiting: Waiting = []
+    for target, parts in zip([*found, *direct], grads, strict=True):
+        some = [part for part in parts if part is not None]
+        if not some:
+            continue
+        g = torch.stack(some) if len(some) > 1 else some[0].unsqueeze(0)
+        if isinstance(target, str):
+            collector.jacobian(target, g.unsqueeze(1), slice(0, 1))
+        else:
+            position, index, _ = target
+            with naming(graph.sample_nodes[position]):
+                hand_out_one(graph, position, index, g, collector, waiting)
+    pull_weights(graph, waiting, len(s), collector)

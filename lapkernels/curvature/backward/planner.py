@@ -1,0 +1,245 @@
+"""What a call carries back through each part of a recorded graph, decided once: the plan.
+
+Columns go through sections of the graph, each a ``Stage``: as they are, as windows of images, or by
+autograd; at the end of a section they may be compressed. A diagonal goes from layer to layer. The
+walks execute a plan and ``explain`` prints it. What only running shows is a condition in it: linear
+layers multiply columns once, and weights are scaled, where columns are the same for all samples;
+zeros are skipped where columns share them; a chain is passed by one kernel if that takes its
+tensors, else layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from lapkernels.curvature.backward.chains import Chain, chains
+from lapkernels.curvature.backward.cost import (
+    CALL,
+    Load,
+    Shared,
+    cheapest,
+    column_cost,
+    shared_by_samples,
+    widest,
+)
+from lapkernels.curvature.backward.layout import Layout, local_layout, tile_count
+from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
+from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.ops.serving import choice
+from lapkernels.rules.affine import Convolution, Linear
+
+Carrier = Literal["columns", "windows", "autograd"]
+# What carries columns at one node.
+Route = Literal["columns", "windows", "autograd", "shared", "scaled weights"]
+
+# Shared columns are many and small: in chunks of so many bytes they stay in cache.
+CACHE = 3 << 21
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``count`` columns that go through a section together.
+
+    ``step`` of them go at a time, or those that start at so many pixels if they are windows, which
+    ``layout`` places. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
+    the position of an activation, the layer whose weight is scaled by its derivative. Columns that
+    were compressed are a ``triangular`` matrix. ``cost`` is in multiply-adds, ``entries`` are the
+    numbers alive at a time.
+    """
+
+    section: Section
+    carrier: Carrier
+    count: int
+    step: int
+    cost: float
+    entries: int
+    reason: str
+    layout: Layout | None = None
+    once: frozenset[int] = frozenset()
+    scaled: Mapping[int, int] = field(default_factory=dict)
+    triangular: bool = False
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of columns that go at a time."""
+        for first in range(0, self.count, self.step):
+            yield first, min(first + self.step, self.count)
+
+    def passed(self, graph: Graph) -> Iterable[tuple[int, Node]]:
+        """The nodes it goes over, the last one first; autograd goes through ops without a rule."""
+        if self.carrier == "autograd":
+            return reversed(list(enumerate(graph.sample_nodes)))
+        return self.section.passed(graph)
+
+    def route(self, position: int) -> Route:
+        """What carries columns at the results of a node."""
+        if self.carrier == "autograd":
+            return "autograd"
+        if self.layout is not None and position in self.layout.passed:
+            return "windows"
+        if position in self.scaled.values():
+            return "scaled weights"
+        return "shared" if position in self.once else "columns"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a call carries back.
+
+    Columns that start at the output go through ``stages``. A diagonal passes the nodes
+    ``diagonal``: those in ``chains`` with the layers below, those in ``activations`` with the
+    activation before. It becomes columns at the results (position, index) in ``columns``.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    diagonal: tuple[int, ...] = ()
+    chains: Mapping[int, Chain] = field(default_factory=dict)
+    activations: Mapping[int, int] = field(default_factory=dict)
+    columns: Mapping[tuple[int, int], tuple[Stage, ...]] = field(default_factory=dict)
+
+
+def default_budget(graph: Graph, size: int) -> int:
+    """Half as much as the activations of the forward pass, and at least 16 MiB.
+
+    The other half is for what ops need beside the columns.
+    """
+    return max(graph.trace.entries * size // 2, 1 << 24)
+
+
+def columns_at_once(graph: Graph, budget: int, kept: int = 0) -> int:
+    """Columns that fit into a budget in bytes, with ``kept`` numbers beside each; at least one."""
+    size = graph.trace.prediction.element_size()
+    return max(1, budget // max(1, (widest(graph, Section.whole(graph)) + kept) * size))
+
+
+@once_per_graph
+def plan_columns(graph: Graph, load: Load) -> Plan:
+    """A plan for columns from the output on."""
+    return Plan(_stages(graph, Section.whole(graph), load))
+
+
+def plan_autograd(graph: Graph, count: int) -> Plan:
+    """A plan for columns that go back by autograd, which takes them one at a time."""
+    reason = (*graph.trace.opaque, "route='autograd'")[0]
+    section = Section.whole(graph)
+    return Plan((Stage(section, "autograd", count, 1, 0.0, graph.trace.entries, reason),))
+
+
+@once_per_graph
+def plan_diagonal(graph: Graph) -> Plan:
+    """A plan for a diagonal from the output on."""
+    activations: dict[int, int] = {}
+    for position, node in enumerate(graph.sample_nodes):
+        maker = graph.made_for_one(node.inputs[0]) if node.rule.passes_activation else None
+        if maker is not None and graph.sample_nodes[maker].rule.is_activation:
+            activations[position] = maker
+    nodes = tuple(reversed(range(len(graph.sample_nodes))))
+    return Plan(diagonal=nodes, chains=chains(graph), activations=activations)
+
+
+@once_per_graph
+def plan_mixed(
+    graph: Graph, threshold: float, budget: int, count: int | None, per_pixel: int
+) -> Plan:
+    """A plan for columns at values of at most ``threshold`` features, a diagonal elsewhere.
+
+    M starts as ``count`` columns, ``per_pixel`` at each pixel, or as a diagonal if that is None.
+    """
+    nodes, output = graph.sample_nodes, graph.trace.output
+    reached: set[int] = set()
+
+    def narrow(value: Value) -> bool:
+        return value.samples is not None and value.features <= threshold
+
+    def stages(start: Value, count: int, last: int, per_pixel: int) -> tuple[Stage, ...]:
+        made = [value for node in nodes[:last] for value in node.outputs]
+        ends = tuple(value for value in made if value is not start and not narrow(value))
+        section = Section(0, last, start, ends=ends)
+        for _, node in section.passed(graph):
+            reached.update(id(value) for value in node.wanted_inputs if value in ends)
+        return _stages(graph, section, Load(count, budget, per_pixel=per_pixel, compress=True))
+
+    first: tuple[Stage, ...] = ()
+    if count is None:
+        reached.add(id(output))
+    else:
+        first = stages(output, count, len(nodes), per_pixel)
+    diagonal: list[int] = []
+    columns: dict[tuple[int, int], tuple[Stage, ...]] = {}
+    for position in reversed(range(len(nodes))):
+        node = nodes[position]
+        # There the diagonal's own rule is exact: all inputs are wide, all weights used once.
+        widens = isinstance(node.rule, (Convolution, Linear))
+        widens = widens and all((position, index) in graph.shares for index in node.rule.uses)
+        widens = widens and not any(map(narrow, node.wanted_inputs))
+        arrived = [value for value in node.outputs if id(value) in reached]
+        for value in arrived if not widens else ():
+            if narrow(value):
+                index, pixels = node.outputs.index(value), 0
+                if len(value.shape) > 2:
+                    pixels = value.shape[1]
+                columns[position, index] = stages(value, value.features, position + 1, pixels)
+        if any(widens or not narrow(value) for value in arrived):
+            diagonal.append(position)
+            reached.update(map(id, node.wanted_inputs))
+    return Plan(first, tuple(diagonal), columns=columns)
+
+
+def _stages(graph: Graph, section: Section, load: Load) -> tuple[Stage, ...]:
+    """The cheapest stages for columns from a section's entry to the parameters."""
+    layout = None
+    if load.per_pixel and choice("windows") is not False:
+        layout = local_layout(graph, section)
+    windows, taken = cheapest(graph, section, load, layout)
+    if not windows:
+        load = replace(load, per_pixel=0)
+    found: list[Stage] = []
+    entry, last = section.entry, section.last
+    for cut in [*taken, None]:
+        first, exit = (0, None) if cut is None else (cut.position, cut.value)
+        part = Section(first, last, entry, exit, section.ends)
+        layout = local_layout(graph, part) if load.per_pixel else None
+        if layout is None:
+            stage = _columns_stage(graph, part, load, triangular=bool(found))
+        else:
+            stage = _windows_stage(graph, part, load, layout)
+        found.append(stage)
+        if cut is not None:
+            entry, last = cut.value, cut.position
+            shared = load.shared and cut.position in stage.once
+            load = replace(load, count=cut.value.features, shared=shared, per_pixel=0)
+    return tuple(found)
+
+
+def _windows_stage(graph: Graph, section: Section, load: Load, layout: Layout) -> Stage:
+    at_pixel = load.per_pixel * section.entry.shape[0]
+    step = layout.pixels(at_pixel * section.entry.dtype.itemsize, load.budget)
+    calls = CALL * tile_count(section.entry.shape[2:], layout.multiple, step)
+    passed = [position for position, _ in section.passed(graph)]
+    cost = sum(load.count * column_cost(graph, p, layout) + calls for p in passed)
+    whole = sum(load.count * column_cost(graph, p) for p in passed)
+    reason = f"{cost:.2g} multiply-adds as windows, {whole:.2g} as images"
+    entries = 3 * layout.entries * at_pixel * step
+    return Stage(section, "windows", load.count, step, cost, entries, reason, layout)
+
+
+def _columns_stage(graph: Graph, section: Section, load: Load, *, triangular: bool) -> Stage:
+    size, samples, count = graph.trace.prediction.element_size(), graph.trace.count, load.count
+    once = shared_by_samples(graph, section) if load.shared else Shared()
+    budget = min(load.budget, CACHE) if load.shared else load.budget
+    step, most = max(1, count), 0
+    # Fewer columns at a time may be ones whose layer's weight is not scaled any more.
+    for _ in range(2):
+        most = widest(graph, section, once.values_with(graph, step)) + load.kept
+        step = min(step, max(1, budget // max(1, most * size)))
+    step = -(-count // max(1, -(-count // step))) or 1
+    scaled = once.scaled(graph, step)
+    nodes = once.nodes.union(scaled)
+    passed = [position for position, _ in section.passed(graph)]
+    cost = count * sum(column_cost(graph, p) / (samples if p in nodes else 1) for p in passed)
+    reason = f"{cost:.2g} multiply-adds"
+    return Stage(
+        section, "columns", count, step, cost, most * step, reason,
+        once=nodes, scaled=scaled, triangular=triangular,
+    )  # fmt: skip
