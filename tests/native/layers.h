@@ -49,17 +49,13 @@ constexpr bool kSmall = false;
 
 // A program has the kernels of one SIMD level.
 namespace FUZZ_LEVEL {
-const Kernels<float>& float_table();
-const Kernels<double>& double_table();
+template <class T>
+const Kernels<T>& table_of();
 }  // namespace FUZZ_LEVEL
 
-template <>
-inline const Kernels<float>& kernels<float>(int64_t) {
-  return FUZZ_LEVEL::float_table();
-}
-template <>
-inline const Kernels<double>& kernels<double>(int64_t) {
-  return FUZZ_LEVEL::double_table();
+template <class T>
+const Kernels<T>& kernels(int64_t) {
+  return FUZZ_LEVEL::table_of<T>();
 }
 
 inline void run_threads(int64_t tasks, const Body& body) {

@@ -8,7 +8,7 @@
 
 // Where sample n and channel c of a grid have the position u.
 template <class G>
-auto* place(const G& grid, int64_t n, int64_t c, const auto& u) {
+auto* address(const G& grid, int64_t n, int64_t c, const auto& u) {
   return grid.data + n * grid.stride[1] + c * grid.stride[2] + u[0] * grid.stride[3] +
          u[1] * grid.stride[4] + u[2] * grid.stride[5];
 }
@@ -47,14 +47,14 @@ struct Stream {
   // sums[x] belongs to channel c at u + x * step along the last axis.
   void write(int64_t n, int64_t c, const std::array<int64_t, 3>& u, int64_t step, const T* sums,
              int64_t count) const {
-    write_row<T>(place(out, n, c, u), out.stride[5] * step, update, sums, slopes,
-                 has_slopes() ? place(z, n, c, u) : nullptr, z.stride[5] * step, count);
+    write_row<T>(address(out, n, c, u), out.stride[5] * step, update, sums, slopes,
+                 has_slopes() ? address(z, n, c, u) : nullptr, z.stride[5] * step, count);
   }
 
   // Where sums of channels from c on can be stored as they are made: along rows of steps of `step`.
   MaskedRows<T> direct(int64_t n, int64_t c, const std::array<int64_t, 3>& u, int64_t step) const {
     if (!masks || out.stride[5] * step != 1 || (has_slopes() && z.stride[5] * step != 1)) return {};
-    return {place(out, n, c, u), out.stride[2], has_slopes() ? place(z, n, c, u) : nullptr,
+    return {address(out, n, c, u), out.stride[2], has_slopes() ? address(z, n, c, u) : nullptr,
             z.stride[2]};
   }
 };

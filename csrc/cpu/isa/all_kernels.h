@@ -67,7 +67,11 @@ const Kernels<T> table = {
     &scaled_product<T>,        &max_pool<T>,
 };
 
-const Kernels<float>& float_table() { return table<float>; }
-const Kernels<double>& double_table() { return table<double>; }
+template <class T>
+const Kernels<T>& table_of() {
+  return table<T>;
+}
+template const Kernels<float>& table_of<float>();
+template const Kernels<double>& table_of<double>();
 
 }  // namespace lapkernels::LAPKERNELS_ISA

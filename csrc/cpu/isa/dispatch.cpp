@@ -7,10 +7,10 @@
 
 namespace lapkernels {
 
-#define LAPKERNELS_TABLES(isa)           \
-  namespace isa {                        \
-  const Kernels<float>& float_table();   \
-  const Kernels<double>& double_table(); \
+#define LAPKERNELS_TABLES(isa)  \
+  namespace isa {               \
+  template <class T>            \
+  const Kernels<T>& table_of(); \
   }
 LAPKERNELS_TABLES(baseline)
 LAPKERNELS_TABLES(avx2)
@@ -21,7 +21,7 @@ namespace {
 
 enum class Level { baseline, avx2, avx512 };
 
-Level level() {
+[[maybe_unused]] Level level() {
 #if defined(__x86_64__)
   static const Level found = [] {
     __builtin_cpu_init();
@@ -40,29 +40,20 @@ Level level() {
 #endif
 }
 
-// Whether vectors of 32 bytes are filled by more than half, and those of 64 by no more.
-[[maybe_unused]] bool halves(int64_t lanes, int64_t size) {
-  return lanes * size > 16 && lanes * size <= 32;
-}
-
 }  // namespace
 
-template <>
-const Kernels<float>& kernels<float>(int64_t lanes) {
+template <class T>
+const Kernels<T>& kernels([[maybe_unused]] int64_t lanes) {
 #if defined(__x86_64__)
-  if (level() == Level::avx512 && !halves(lanes, sizeof(float))) return avx512::float_table();
-  if (level() != Level::baseline) return avx2::float_table();
+  // Work that fills more than half of 32-byte vectors, and no more than half of 64-byte ones.
+  const int64_t bytes = lanes * static_cast<int64_t>(sizeof(T));
+  const bool halves = bytes > 16 && bytes <= 32;
+  if (level() == Level::avx512 && !halves) return avx512::table_of<T>();
+  if (level() != Level::baseline) return avx2::table_of<T>();
 #endif
-  return baseline::float_table();
+  return baseline::table_of<T>();
 }
-
-template <>
-const Kernels<double>& kernels<double>(int64_t lanes) {
-#if defined(__x86_64__)
-  if (level() == Level::avx512 && !halves(lanes, sizeof(double))) return avx512::double_table();
-  if (level() != Level::baseline) return avx2::double_table();
-#endif
-  return baseline::double_table();
-}
+template const Kernels<float>& kernels<float>(int64_t);
+template const Kernels<double>& kernels<double>(int64_t);
 
 }  // namespace lapkernels

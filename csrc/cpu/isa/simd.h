@@ -1,35 +1,46 @@
-// Vectors of the instruction set in force, as compiler vector extensions.
+// Vectors of the instruction set in force, as compiler vector extensions, and scratch memory for
+// them. Nothing here knows what is computed.
 
 constexpr int kVectorBytes = LAPKERNELS_VECTOR_BYTES;
-// Accumulators a tile may hold: vector registers less those for operands.
 constexpr bool kManyRegisters = LAPKERNELS_VECTOR_REGISTERS >= 32;
 
+// A vector as it lies in memory and in a register, and one of 16 bytes.
 template <class T>
 struct Simd {
   typedef T Vec __attribute__((vector_size(kVectorBytes), aligned(sizeof(T)), may_alias));
   typedef T Reg __attribute__((vector_size(kVectorBytes)));
   typedef T Part __attribute__((vector_size(16)));
 };
+
+// A vector, and its lanes.
 template <class T>
 using Reg = typename Simd<T>::Reg;
 template <class T>
 constexpr int kWidth = kVectorBytes / sizeof(T);
 
+// Lanes p[0], p[1], ...
 template <class T>
 inline Reg<T> load(const T* p) {
   return *reinterpret_cast<const typename Simd<T>::Vec*>(p);
 }
-// For a value of several uses, which GCC may otherwise read from memory for each of them.
+
+// The same for a value of several uses, which GCC may otherwise read from memory for each of them.
 template <class T>
 inline Reg<T> load_once(const T* p) {
   Reg<T> value = load(p);
+#if defined(__x86_64__)
   asm("" : "+v"(value));
+#endif
   return value;
 }
+
+// p[i] = lane i.
 template <class T>
 inline void store(T* p, Reg<T> v) {
   *reinterpret_cast<typename Simd<T>::Vec*>(p) = v;
 }
+
+// x in all lanes.
 template <class T>
 inline Reg<T> broadcast(T x) {
   return x - Reg<T>{};
@@ -70,7 +81,7 @@ inline auto join(V a, V b) {
   }(std::make_integer_sequence<int, 2 * sizeof(V) / sizeof(a[0])>{});
 }
 
-// The lower half of a vector and the upper one, to places of their own.
+// Lanes [0, half) to `low` and the others to `high`.
 template <class T>
 inline void store_halves(T* low, T* high, Reg<T> v) {
   [&]<int... i>(std::integer_sequence<int, i...>) {
@@ -116,7 +127,7 @@ inline void transpose(Line line, Put put) {
   }
 }
 
-// Lanes of a vector added down to 16 bytes: [0] + [half], and so on, in one fixed order.
+// The sum of a vector's parts, in one fixed order.
 template <class T>
 inline typename Simd<T>::Part fold(Reg<T> v) {
   typename Simd<T>::Part parts[kVectorBytes / 16];
@@ -126,7 +137,7 @@ inline typename Simd<T>::Part fold(Reg<T> v) {
   return parts[0];
 }
 
-// out[c] = sum of the lanes of v[c], several vectors at a time.
+// out[c] = the sum of the lanes of v[c], several vectors at a time.
 template <int C, class T>
 inline void sum_each(const Reg<T>* v, T* out) {
   constexpr int n = kPart<T>;
@@ -146,6 +157,7 @@ inline Reg<T> every_other(Reg<T> low, Reg<T> high) {
   }(std::make_integer_sequence<int, kWidth<T>>{});
 }
 
+// The sum of all lanes.
 template <class T>
 inline T sum(Reg<T> v) {
   T total;
@@ -153,6 +165,7 @@ inline T sum(Reg<T> v) {
   return total;
 }
 
+// a / b and value / unit * unit, rounded up.
 constexpr int64_t ceil_div(int64_t a, int64_t b) { return a > 0 ? (a + b - 1) / b : -(-a / b); }
 constexpr int64_t round_up(int64_t value, int64_t unit) { return (value + unit - 1) / unit * unit; }
 

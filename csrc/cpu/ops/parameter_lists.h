@@ -76,11 +76,8 @@ void precision_update(const Context& context, std::span<const Flat<T>> precision
     const Stretch& part = parts[task];
     T* h = precision[part.entry].data;
     const T* d = diagonal[part.entry].data;
-    const T keep = decay, add = scale;
-    if (decay == 0)
-      for (int64_t i = part.begin; i < part.end; ++i) h[i] = add * d[i];
-    else
-      for (int64_t i = part.begin; i < part.end; ++i) h[i] = keep * h[i] + add * d[i];
+    write_row<T>(h + part.begin, 1, {decay, scale}, d + part.begin, {}, nullptr, 0,
+                 part.end - part.begin);
   });
 }
 

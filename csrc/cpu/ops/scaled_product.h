@@ -44,15 +44,9 @@ void scaled_product(const Context& context, Grid<T> out, Update update, Grid<con
             Strided<T>{rows.data + start * rows.stride[1] + f, rows.stride[1], 1,
                        panel.data() + f * kPanel<T>, kPanel<T>, std::min(kDepth, last - f)},
             size, width, Store<T>{tile, kPanel<T>, f > first});
-      for (int64_t v = 0; v < size; ++v) {
-        T* to = out.data + (start + v) * out.stride[0] + n * out.stride[1] + from;
-        const T* values = tile + v * kPanel<T>;
-        const T decay = update.decay, scale = update.scale;
-        if (update.decay == 0)
-          for (int64_t j = 0; j < width; ++j) to[j] = scale * values[j];
-        else
-          for (int64_t j = 0; j < width; ++j) to[j] = decay * to[j] + scale * values[j];
-      }
+      for (int64_t v = 0; v < size; ++v)
+        write_row<T>(out.data + (start + v) * out.stride[0] + n * out.stride[1] + from, 1, update,
+                     tile + v * kPanel<T>, {}, nullptr, 0, width);
     }
   });
 }

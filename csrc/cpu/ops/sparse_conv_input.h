@@ -44,7 +44,7 @@ void write_image(const Grid<T>& out, int64_t v, int64_t n, Update update, const 
           image + patch.entry(z + taps.padding[0], y + taps.padding[1], taps.padding[2]);
       interleave(row, nx, from, 1, patch.channels, nx, patch.channels);
       for (int64_t i = 0; i < patch.channels; ++i)
-        write_row<T>(place(out, n, i, std::array{z, y, int64_t(0)}) + v * out.stride[0],
+        write_row<T>(address(out, n, i, std::array{z, y, int64_t(0)}) + v * out.stride[0],
                      out.stride[5], update, row + i * nx, {}, nullptr, 0, nx);
     }
 }

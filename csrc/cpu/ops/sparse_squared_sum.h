@@ -39,7 +39,7 @@ void sparse_squared_sum(const Context& context, Grid<T> out, Update update, Grid
       for (int64_t y = 0; y < x.size[4]; ++y)
         interleave(images.data() + n * patch.size() +
                        patch.entry(z + taps.padding[0], y + taps.padding[1], taps.padding[2]),
-                   patch.channels, place(x, n, 0, std::array{z, y, int64_t(0)}), x.stride[5],
+                   patch.channels, address(x, n, 0, std::array{z, y, int64_t(0)}), x.stride[5],
                    x.stride[2], x.size[2], x.size[5]);
   });
 

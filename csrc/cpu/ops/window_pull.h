@@ -151,9 +151,9 @@ void window_pull(const Context& context, Grid<T> out, Update update, Grid<const 
         for (int64_t x = 0; x < out.size[5]; ++x)
           for (int64_t r = 0; r < rows; ++r) {
             const std::array u{line / out.size[4], line % out.size[4], x};
-            write_row<T>(place(out, first, g * rows + r, u) + v * out.stride[0], out.stride[1],
+            write_row<T>(address(out, first, g * rows + r, u) + v * out.stride[0], out.stride[1],
                          update, row.data() + (x * rows + r) * together, slopes,
-                         factor.data ? place(factor, first, g * rows + r, u) : nullptr,
+                         factor.data ? address(factor, first, g * rows + r, u) : nullptr,
                          factor.stride[1], here);
           }
       }

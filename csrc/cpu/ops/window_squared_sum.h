@@ -11,10 +11,12 @@ struct WindowEntries {
   int64_t small, large;
 };
 
-// total[r * pitch + c] += (sum over positions of small * large)^2 in each of `vectors` of lanes.
+// total[r * pitch + to[c]] += (sum over positions of small * large)^2 in each of `vectors` of
+// lanes.
 template <class T, int R, int C>
 void square_tile(std::span<const WindowEntries> positions, const T* small, int64_t row,
-                 const T* const* columns, int64_t vectors, T* total, int64_t pitch) {
+                 const T* const* columns, int64_t vectors, T* total, int64_t pitch,
+                 const int64_t* to) {
   for (int64_t lane = 0; lane < vectors * kWidth<T>; lane += kWidth<T>) {
     Reg<T> acc[R][C] = {};
     const WindowEntries *at = positions.data(), *const end = at + positions.size();
@@ -28,8 +30,8 @@ void square_tile(std::span<const WindowEntries> positions, const T* small, int64
     } while (++at < end);
     for (int r = 0; r < R; ++r)
       for (int c = 0; c < C; ++c) {
-        T* to = total + r * pitch + c * kWidth<T>;
-        store(to, load(to) + acc[r][c] * acc[r][c]);
+        T* sum = total + r * pitch + to[c];
+        store(sum, load(sum) + acc[r][c] * acc[r][c]);
       }
   }
 }
@@ -55,45 +57,46 @@ inline std::vector<Meeting> meetings(const Taps& taps, int d, int64_t positions,
 template <class T>
 struct WindowSums {
   Correlation<T> p;
-  std::vector<Meeting> z, y, x;
+  std::vector<Meeting> x;
   int64_t x0, nx;          // entries [x0, x0 + nx) of a row of the large window are packed
   int64_t small, large;    // packed entries of a channel
   int64_t rows, channels;  // of a block
   int64_t width, groups;   // lanes of a group, groups of a chunk
   int64_t chunks, runs;    // chunks of lanes, and runs of chunks
-  std::vector<std::vector<WindowEntries>> positions;  // of each (kz, ky) that meets anything
+  // The positions at which a row (kz, ky) of the kernel meets anything, and its first tap.
+  struct KernelRow {
+    int64_t tap;
+    std::vector<WindowEntries> positions;
+  };
+  std::vector<KernelRow> kernel_rows;
 
   WindowSums(const Grid<const T>& s, const Grid<const T>& l, const Taps& taps)
-      : p(s, l, taps),
-        z(meetings(taps, 0, s.size[3], l.size[3])),
-        y(meetings(taps, 1, s.size[4], l.size[4])),
-        x(meetings(taps, 2, s.size[5], l.size[5])),
-        small(p.positions) {
-    if (z.empty() || y.empty() || x.empty()) return;
+      : p(s, l, taps), x(meetings(taps, 2, s.size[5], l.size[5])), small(p.positions) {
     // All taps of a row of the kernel go over the same positions, and read zeros beside the window.
     int64_t begin = s.size[5], end = 0;
     for (const Meeting& m : x) begin = std::min(begin, m.begin), end = std::max(end, m.end);
-    x0 = begin * taps.stride[2] + x.front().entry;
-    nx = (end - 1 - begin) * taps.stride[2] + x.back().entry - x.front().entry + 1;
+    x0 = x.empty() ? 0 : begin * taps.stride[2] + x.front().entry;
+    nx = x.empty() ? 0 : (end - 1) * taps.stride[2] + x.back().entry + 1 - x0;
     large = l.size[3] * l.size[4] * nx;
     choose_sizes();
-    for (const Meeting& mz : z)
-      for (const Meeting& my : y) {
-        auto& found = positions.emplace_back();
-        for (int64_t tz = mz.begin; tz < mz.end; ++tz)
-          for (int64_t ty = my.begin; ty < my.end; ++ty)
+    if (x.empty()) return;
+    for (const Meeting& z : meetings(taps, 0, s.size[3], l.size[3]))
+      for (const Meeting& y : meetings(taps, 1, s.size[4], l.size[4])) {
+        auto& row = kernel_rows.emplace_back();
+        row.tap = (z.tap * taps.kernel[1] + y.tap) * taps.kernel[2];
+        for (int64_t tz = z.begin; tz < z.end; ++tz)
+          for (int64_t ty = y.begin; ty < y.end; ++ty)
             for (int64_t tx = begin; tx < end; ++tx) {
-              const int64_t uz = tz * taps.stride[0] + mz.entry,
-                            uy = ty * taps.stride[1] + my.entry;
-              found.push_back(
+              const int64_t uz = tz * taps.stride[0] + z.entry, uy = ty * taps.stride[1] + y.entry;
+              row.positions.push_back(
                   {((tz * s.size[4] + ty) * s.size[5] + tx) * width,
                    ((uz * l.size[4] + uy) * nx + (tx - begin) * taps.stride[2]) * width});
             }
       }
   }
 
-  // Vectors of D of a block, [a][kz, ky][b][kx].
-  int64_t size() const { return rows * positions.size() * channels * x.size(); }
+  // D of a block, [a][b][k].
+  int64_t size() const { return rows * channels * p.kernel; }
 
  private:
   // A tile's rows should stay in the first-level cache, a chunk's in the second.
@@ -161,7 +164,7 @@ class WindowWorker {
  private:
   void multiply(const T* small, const T* large, int64_t vectors) {
     const int64_t taps = w_.x.size(), row = w_.small * w_.width;
-    const int64_t line = w_.channels * taps * kWidth<T>, pitch = w_.positions.size() * line;
+    const int64_t pitch = w_.channels * w_.p.kernel * kWidth<T>;
     const Cut rows(block_.rows(), kTileRows);
     for (int64_t i = 0; i < rows.blocks; ++i) {
       const int64_t r = rows.begin(i), count = rows.size(i);
@@ -171,13 +174,16 @@ class WindowWorker {
         const auto tile =
             tile_for(count, wide, []<int R, int C>() { return &square_tile<T, R, C>; });
         const T* at[tile_columns(1)];
+        int64_t to[tile_columns(1)];
         for (int64_t c = 0; c < wide; ++c) {
-          const int64_t b = (c0 + c) / taps, kx = (c0 + c) % taps;
-          at[c] = large + (b * w_.large + w_.x[kx].entry - w_.x[0].entry) * w_.width;
+          const int64_t b = (c0 + c) / taps;
+          const Meeting& x = w_.x[(c0 + c) % taps];
+          at[c] = large + (b * w_.large + x.entry - w_.x[0].entry) * w_.width;
+          to[c] = (b * w_.p.kernel + x.tap) * kWidth<T>;
         }
-        for (size_t k = 0; k < w_.positions.size(); ++k)
-          tile(w_.positions[k], small + r * row, row, at, vectors,
-               total_.data() + r * pitch + k * line + c0 * kWidth<T>, pitch);
+        for (const auto& [tap, positions] : w_.kernel_rows)
+          tile(positions, small + r * row, row, at, vectors,
+               total_.data() + r * pitch + tap * kWidth<T>, pitch, to);
       }
     }
   }
@@ -193,40 +199,19 @@ void window_squared_sum(const Context& context, Grid<T> out, Update update, Grid
                         Grid<const T> large, Taps taps) {
   const WindowSums<T> sums(small, large, taps);
   const Correlation<T>& p = sums.p;
-  Scratch<T> value(taps.groups * p.rows * p.channels * p.kernel);
-  if (!sums.positions.empty()) {
-    const auto blocks = cut(taps.groups, p.rows, p.channels, sums.rows, sums.channels);
-    const int64_t runs = sums.runs, size = sums.size();
-    Scratch<T> partial(static_cast<int64_t>(blocks.size()) * runs * size);
-    context.parallel_for(blocks.size() * runs, [&](int64_t task) {
-      WindowWorker<T> worker(sums, blocks[task / runs]);
-      const auto [begin, end] = run_range(sums.chunks, runs, task % runs);
-      for (int64_t chunk = begin; chunk < end; ++chunk) worker.add(chunk);
-      worker.finish(partial.data() + task * size);
-    });
-    for (size_t i = 0; i < blocks.size(); ++i) {
-      T* total = partial.data() + i * runs * size;
-      for (int64_t run = 1; run < runs; ++run)
-        for (int64_t j = 0; j < size; ++j) total[j] += total[run * size + j];
-      for (int64_t a = blocks[i].a0; a < blocks[i].a1; ++a)
-        for (const Meeting& z : sums.z)
-          for (const Meeting& y : sums.y)
-            for (int64_t b = 0; b < sums.channels; ++b)
-              for (const Meeting& x : sums.x) {
-                const T entry = *total++;
-                if (b >= blocks[i].channels()) continue;
-                const int64_t channel =
-                    (blocks[i].group * p.rows + a) * p.channels + blocks[i].b0 + b;
-                const int64_t row = (channel * taps.kernel[0] + z.tap) * taps.kernel[1] + y.tap;
-                value.data()[row * taps.kernel[2] + x.tap] = entry;
-              }
-    }
+  const auto blocks = cut(taps.groups, p.rows, p.channels, sums.rows, sums.channels);
+  const int64_t runs = sums.runs, size = sums.size();
+  Scratch<T> partial(static_cast<int64_t>(blocks.size()) * runs * size);
+  context.parallel_for(blocks.size() * runs, [&](int64_t task) {
+    WindowWorker<T> worker(sums, blocks[task / runs]);
+    const auto [begin, end] = run_range(sums.chunks, runs, task % runs);
+    for (int64_t chunk = begin; chunk < end; ++chunk) worker.add(chunk);
+    worker.finish(partial.data() + task * size);
+  });
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    T* total = partial.data() + i * runs * size;
+    for (int64_t run = 1; run < runs; ++run)
+      for (int64_t j = 0; j < size; ++j) total[j] += total[run * size + j];
+    update_weight(out, update, p, blocks[i], total, {sums.channels * p.kernel, p.kernel, 1});
   }
-  const T* from = value.data();
-  for (int64_t a = 0; a < taps.groups * p.rows; ++a)
-    for (int64_t b = 0; b < p.channels; ++b)
-      for (int64_t z = 0; z < taps.kernel[0]; ++z)
-        for (int64_t y = 0; y < taps.kernel[1]; ++y, from += taps.kernel[2])
-          write_row<T>(place(out, a, b, std::array{z, y, int64_t(0)}), out.stride[5], update, from,
-                       {}, nullptr, 0, taps.kernel[2]);
 }

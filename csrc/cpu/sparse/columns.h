@@ -124,7 +124,7 @@ class SparseReader {
       T* const line = lines_.data() + v * positions_;
       for (int64_t t = 0; t < positions_; t += length) {
         const std::array u{t / s_.size[5] / s_.size[4], t / s_.size[5] % s_.size[4], int64_t(0)};
-        copy_row(line + t, place(s_, n, channel, u) + (first + v) * s_.stride[0], length,
+        copy_row(line + t, address(s_, n, channel, u) + (first + v) * s_.stride[0], length,
                  s_.stride[5], Identity{});
       }
       for (int64_t t = 0; t < positions_; ++t) any[t] |= line[t] != T(0);
