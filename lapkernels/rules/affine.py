@@ -19,6 +19,7 @@ from lapkernels.rules.base.rule import (
     Unsupported,
     only,
     register_rule,
+    whole_weight,
 )
 from lapkernels.rules.base.samples import MixesSamples, Samples, along, common, elementwise
 from lapkernels.rules.base.shared import shared_product
@@ -32,7 +33,6 @@ from lapkernels.rules.base.uses import (
     is_constant,
 )
 from lapkernels.rules.elementwise import sum_to_shape
-from lapkernels.rules.embedding import whole_weight
 
 aten = torch.ops.aten
 LINEAR = Geometry()

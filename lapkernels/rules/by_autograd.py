@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from lapkernels.rules.base.local_gradient import LocalGradient
-from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule, whole_weight
 from lapkernels.rules.base.samples import MixesSamples, Samples, along, common
-from lapkernels.rules.embedding import whole_weight
 from lapkernels.rules.rearrangement import labels, located
 from lapkernels.rules.reductions import dimensions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Operand, Rule, Unsupported, register_rule
+from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule, whole_weight
 from lapkernels.rules.base.samples import MixesSamples
 from lapkernels.rules.base.uses import EmbeddingUse
 
@@ -47,11 +47,3 @@ class Embedding(Rule):
     def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
         value = self.pull(m.unsqueeze(0), index)
         return None if value is None else value[0]
-
-
-def whole_weight(call: Call, *operands: Operand | None) -> None:
-    """Weights must be the same for all samples; in a batch of one autograd serves."""
-    if any(operand is not None and operand.samples is not None for operand in operands):
-        if call.count == 1:
-            raise Unsupported("its weight depends on the sample")
-        raise MixesSamples("its weight depends on the sample")

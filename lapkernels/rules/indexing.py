@@ -158,10 +158,7 @@ class Indices:
 
     def samples_read(self, call: Call, x: Operand) -> Samples | None:
         """Samples in x[indices]: those of x, which an index may only read within a sample."""
-        placed = [x, *(i for i in self.indices if i is not None)]
-        if all(operand.samples is None for operand in placed):
-            return None
-        if call.count == 1:
+        if call.count == 1 or all(operand.samples is None for operand in call.operands):
             return call.everywhere()[0]
         by_index = [self._index_labels(i) for i in self.indices if i is not None and i.samples]
         if x.samples is None:
@@ -175,9 +172,7 @@ class Indices:
 
     def samples_written(self, call: Call, x: Operand, values: Operand) -> Samples | None:
         """Samples in x after values were written at the indices."""
-        if all(operand.samples is None for operand in call.operands):
-            return None
-        if call.count == 1:
+        if call.count == 1 or all(operand.samples is None for operand in call.operands):
             return call.everywhere()[0]
         rows = [self._index_labels(i) for i in self.indices if i is not None and i.samples]
         if values.samples is not None:

@@ -26,6 +26,7 @@ from lapkernels.rules.base.rule import (
     Rule,
     Unsupported,
     register_rule,
+    whole_weight,
 )
 from lapkernels.rules.base.samples import MixesSamples, Samples, along, follow
 from lapkernels.rules.base.uses import OwnEntriesUse, ScaleUse, Use
@@ -47,11 +48,7 @@ class Affine(Rule):
         dims: Sequence[int],
     ) -> None:
         super().__init__()
-        given = [operand for operand in (weight, bias) if operand is not None]
-        if any(operand.samples is not None for operand in given):
-            if call.count == 1:
-                raise Unsupported("its weight depends on the sample")
-            raise MixesSamples("its weight depends on the sample")
+        whole_weight(call, weight, bias)
         if x.samples is None:
             raise Unsupported("it normalises nothing but parameters")
         self.samples = call.place(x.samples, lambda where: along(where, dims, "it normalises"))

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lapkernels import ops
-from lapkernels.rules.base.samples import Samples, elementwise, follow
+from lapkernels.rules.base.samples import MixesSamples, Samples, elementwise, follow
 from lapkernels.rules.base.uses import Use
 
 
@@ -92,9 +92,7 @@ class Call:
 
     def move(self, samples: Samples | None, place: Callable[[Samples], Samples]) -> Samples | None:
         """Samples in the result; in a batch of one nothing is tracked."""
-        if samples is None:
-            return None
-        return follow(1, self.out.shape) if samples.count == 1 else place(samples)
+        return self.place(samples, place)[0]
 
     def place(
         self, samples: Samples | None, place: Callable[[Samples], Samples]
@@ -122,6 +120,14 @@ class Call:
 def _defaults(op: Any) -> dict[str, Any]:
     """The names of an op's arguments in order, with their defaults."""
     return {argument.name: argument.default_value for argument in op._schema.arguments}
+
+
+def whole_weight(call: Call, *operands: Operand | None) -> None:
+    """Weights must be the same for all samples; in a batch of one autograd serves."""
+    if any(operand is not None and operand.samples is not None for operand in operands):
+        if call.count == 1:
+            raise Unsupported("its weight depends on the sample")
+        raise MixesSamples("its weight depends on the sample")
 
 
 @dataclass(frozen=True, slots=True)
