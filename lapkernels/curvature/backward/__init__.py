@@ -1,5 +1,5 @@
-"""Going back over a recorded pass: columns, windows of images, diagonals, or autograd.
+"""The backward pass over a recorded graph: columns, windows of images, diagonals, or autograd.
 
-The planner decides once what carries the curvature through each part of the graph; the walks
-execute its plan, and collectors get what arrives at the parameters. No model is run here.
+The planner decides once what carries the curvature through each part of the graph; the other files
+execute its plan, and collectors get the columns at the parameters. No model is run here.
 """

@@ -1,9 +1,9 @@
 """Executing the stages of a plan: columns, windows or autograd, and fewer columns at a bottleneck.
 
 Where all columns pass one value of d features, M = S^T S there is d x d for each sample. If V > d
-the V columns S [V, d] are replaced by the d rows of R from S = Q R, since R^T R = S^T S. Nothing is
-lost, also where S has not full rank, and no square of S is ever formed. A sum over columns of
-anything quadratic in them, a diagonal, a block or a Kronecker factor, does not see the difference.
+the V columns S [V, d] are replaced by the d rows of R from S = Q R, since R^T R = S^T S. That is
+exact, also for a rank-deficient S, and forms no square of S. Sums that are quadratic in the columns
+(a diagonal, a block, a Kronecker factor) are unchanged.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def carry(
     """Carry columns through stages to the parameters.
 
     ``chunk`` makes columns at the first stage's entry, ``local`` those of some pixels. ``ended``
-    gets the sum of the squares of columns that come to an end of a section. ``finish`` tells the
+    gets the sum of the squares of columns at an end of a section. ``finish`` tells the
     collector when a step of columns is complete.
     """
     for stage in stages:
@@ -70,7 +70,7 @@ def _pulled(
     collector: Collector,
     ended: Callable[[Value, Tensor], None] | None,
 ) -> Iterator[Tensor | None]:
-    """Some columns after the other; yields those at the stage's exit."""
+    """A few columns at a time; yields those at the stage's exit."""
     if stage.carrier == "windows":
         assert local is not None
         yield from pull_windows(graph, stage, local, collector, ended)
@@ -90,7 +90,7 @@ def _pulled(
 
 
 def at_pixels(local: Tensor | None) -> AtPixels | None:
-    """Makes the columns of some pixels out of those of all, [J, N, C, *size]."""
+    """Makes the columns of some pixels from those of all, [J, N, C, *size]."""
     return None if local is None else lambda where: local[(..., *where)]
 
 
@@ -116,7 +116,7 @@ def compress(s: Tensor, known: Tensor | None, value: Value) -> Tensor:
 
 
 def autograd_columns(graph: Graph, s: Tensor, collector: Collector) -> None:
-    """Carry columns back by autograd, one at a time, to the ops that use a weight.
+    """Pull columns back by autograd, one at a time, to the ops that use a weight.
 
     In a batch of one the gradient of a parameter is its Jacobian, however it is used.
     """
@@ -137,7 +137,7 @@ def autograd_columns(graph: Graph, s: Tensor, collector: Collector) -> None:
     targets += [get_gradient_edge(trace.leaves[name]) for name in direct]
     if not targets:
         return
-    # The gradients of each target, a column after the other.
+    # The gradients of each target, column by column.
     grads = zip(
         *(
             torch.autograd.grad(f, targets, column, retain_graph=True, allow_unused=True)

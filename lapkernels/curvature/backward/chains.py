@@ -1,8 +1,8 @@
 """Chains of layers with activations between them, which a diagonal passes in one call.
 
-A link is a layer whose input was made by an activation, for it alone, or by the layer before; its
-weight and bias are parameters that nothing else uses. Layers of many channels, and linear ones on
-many rows, are none: torch's library is faster there.
+A link is a layer whose input is the result of an activation that nothing else reads, or of the
+layer before; nothing else uses its weight and bias. Layers of many channels, and linear ones on
+many rows, are excluded: torch's library is faster there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Found = Callable[[str, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A layer, the activation that made its input, and the names of its parameters.
+    """A layer, the activation before it, and the names of its parameters.
 
     A name is None where there is no parameter, or it is not wanted.
     """
@@ -36,11 +36,11 @@ class Link:
 
     @property
     def below(self) -> Value:
-        """Where the diagonal is behind this link."""
+        """The value at which the diagonal is after this link."""
         return (self.activation or self.layer).inputs[0]
 
     def layer_of(self) -> ChainLayer:
-        """What the op reads of it."""
+        """The op's arguments of this link."""
         rule = self.layer.rule
         use = rule.uses[1]
         slope = None if self.activation is None else self.activation.rule.slope()
@@ -55,7 +55,7 @@ class Link:
             x, weight = use.x(), None if rule.weight is None else rule.weight.tensor
         return ChainLayer(
             use.geometry,
-            # Not read where nothing goes on.
+            # Not read if the diagonal ends here.
             x.new_empty(()).expand(use.shape) if weight is None else weight,
             x,
             self.weight is not None,
@@ -74,7 +74,7 @@ class Chain:
 
     @property
     def below(self) -> Value:
-        """Where the diagonal is behind the chain."""
+        """The value at which the diagonal is after the chain."""
         return self.links[-1].below
 
     def takes(self, m: Tensor) -> bool:
@@ -84,7 +84,7 @@ class Chain:
     def pull(
         self, m: Tensor, found: Found, g: Tensor | None = None, gradient: Found | None = None
     ) -> tuple[Tensor | None, Tensor | None]:
-        """Hand the shares of a diagonal, and of a gradient, out; what arrives below the chain."""
+        """Hand out the shares of a diagonal and a gradient; returns both at the chain's input."""
         wants_input = self.below.active
         layers = [link.layer_of() for link in self.links]
         squares, sums = layer_chain(layers, m, g, wants_input=wants_input)
@@ -103,7 +103,7 @@ class Chain:
 
 @once_per_graph
 def chains(graph: Graph) -> dict[int, Chain]:
-    """By the position of its last layer, every chain of a graph."""
+    """Every chain of a graph, by the position of its last layer."""
     found: dict[int, Chain] = {}
     taken: set[int] = set()
     for last in reversed(range(len(graph.sample_nodes))):
@@ -140,7 +140,7 @@ def _link(graph: Graph, position: int) -> Link | None:
 def _is_ours(rule: Rule, use: WeightUse, x: Sequence[int]) -> bool:
     """Whether our kernels are the faster ones for a layer whose input has the shape ``x``.
 
-    That is asked of graphs without tensors too.
+    It also works for graphs without tensors.
     """
     if isinstance(rule, Linear):
         return isinstance(use, RowsUse) and serving.linear_chained(x[0])

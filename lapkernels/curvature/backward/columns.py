@@ -1,9 +1,9 @@
-"""Going back over a recorded forward pass: the one loop over its nodes, and columns.
+"""The backward pass over a recorded graph: the one loop over its nodes, and columns.
 
-Columns reach every op that uses a weight. Where the weight is a parameter, used once, its share is
-handed out as a ``Use``, which needs no Jacobian in memory. Where a parameter is used twice, or is
-turned into the weight by other ops (a norm, a product of two factors), the Jacobians of all uses
-are added first, a few samples at a time, and handed out as they are: cross terms are never dropped.
+Columns reach every op that uses a weight. A parameter that is a weight once gets its share as a
+``Use``, which needs no Jacobian in memory. If a parameter is used twice, or other ops make the
+weight from it (a norm, a product of two factors), the Jacobians of all uses are added first, a few
+samples at a time, and handed out themselves: cross terms are never dropped.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Waiting = list[tuple[Node, int, Tensor]]
 
 
 class Collector(ABC):
-    """What is made of the columns at every parameter."""
+    """Receives the columns at every parameter."""
 
     @abstractmethod
     def share(self, share: Share, s: Tensor) -> None:
@@ -51,17 +51,17 @@ class Collector(ABC):
         self.share(share, window.image(size))
 
     def finish(self) -> None:
-        """The columns handed out since the last call are complete, in a pass that keeps them."""
+        """The columns since the last call have reached every parameter, if the pass keeps them."""
         raise NotImplementedError
 
 
 def accumulate(known: Any, part: Any) -> Any:
-    """What two readers of a value bring."""
+    """The sum of what two readers of a value contribute."""
     return known + part
 
 
 def put(at: dict[int, T], value: Value, part: T, add: Callable[[T, T], T] = accumulate) -> None:
-    """Add to what has come to a value already."""
+    """Add to what a value has already."""
     key = id(value)
     at[key] = add(at.pop(key), part) if key in at else part
 
@@ -76,10 +76,10 @@ def go_back(
     ended: Callable[[Value, Any], None] | None = None,
     add: Callable[[T, T], T] = accumulate,
 ) -> None:
-    """Carry what is ``at`` values, by their id, back over the nodes in ``span``.
+    """Pull what is ``at`` values, by their id, back over the nodes in ``span``.
 
-    ``visit`` gets what has come to a node's results and gives what comes to values before it.
-    ``ended`` gets what comes to one of ``ends``, where it stays.
+    ``visit`` gets what is at a node's results and returns what goes to values before it.
+    ``ended`` gets what reaches one of ``ends``, where it stays.
     """
     for position in reversed(span):
         node = nodes[position]
@@ -105,7 +105,7 @@ def pull_columns(
     scaled: Mapping[int, int] | None = None,
     ended: Callable[[Value, Tensor], None] | None = None,
 ) -> Tensor | None:
-    """Carry columns ``s`` [V, *entry] back through a section of the model by its rules.
+    """Pull columns ``s`` [V, *entry] back through a section of the graph by its rules.
 
     Where ``scaled`` has an activation, and columns are the same for all samples, the weight of the
     layer below is scaled for each sample instead of the columns. Returns the columns at the
@@ -138,7 +138,7 @@ def pull_columns(
 
 
 def arriving(node: Node, parts: Sequence[T | None]) -> list[tuple[Value, T]]:
-    """The operands that columns are wanted at, with theirs."""
+    """The operands that need columns, with their columns."""
     return [
         (value, part)
         for value, part, want in zip(node.inputs, parts, node.wanted, strict=True)
@@ -148,7 +148,7 @@ def arriving(node: Node, parts: Sequence[T | None]) -> list[tuple[Value, T]]:
 
 @once_per_graph
 def overwritten(graph: Graph) -> frozenset[int]:
-    """Activations that may write over the columns at their result: one reader alone made them."""
+    """Activations that may overwrite the columns at their result, which has one reader."""
     return frozenset(
         position
         for position, node in enumerate(graph.sample_nodes)
@@ -159,7 +159,7 @@ def overwritten(graph: Graph) -> frozenset[int]:
 
 
 def _scaled(node: Node, s: Tensor) -> tuple[Value, Scaled]:
-    """Columns behind an activation, from those that are shared by all samples."""
+    """Columns at an activation's operand, from shared ones at its result."""
     found = derivatives(node.rule, s.shape[1:], s, node.wanted)
     ((value, factor),) = arriving(node, found)
     return value, Scaled(s[:, 0], factor)
@@ -168,7 +168,7 @@ def _scaled(node: Node, s: Tensor) -> tuple[Value, Scaled]:
 def _below_scaled(
     graph: Graph, position: int, node: Node, columns: Scaled, collector: Collector
 ) -> Iterable[tuple[Value, Tensor]]:
-    """Columns behind a linear layer whose weight is scaled for each sample."""
+    """Columns at the input of a linear layer whose weight is scaled for each sample."""
     for index in node.rule.uses:
         collector.scaled(graph.shares[position, index], columns)
     matrix = linear_matrix(node.rule)
@@ -183,7 +183,7 @@ def hand_out(
     collector: Collector,
     waiting: Waiting,
 ) -> None:
-    """Give the columns at a node's results to its parameters; those with other uses are to wait."""
+    """Hand the columns at a node's results to its parameters; those with other uses wait."""
     node, out = graph.sample_nodes[position], outs[0]
     if node.rule.uses and any(other is not None for other in outs[1:]):
         raise Refused(f"{node.where} uses a parameter, and a result of it other than the first")
@@ -195,7 +195,7 @@ def hand_out(
 def hand_out_one(
     graph: Graph, position: int, index: int, out: Tensor, collector: Collector, waiting: Waiting
 ) -> None:
-    """Give the columns at a node's result to its operand ``index``."""
+    """Hand the columns at a node's result to its operand ``index``."""
     share = graph.shares.get((position, index))
     if share is None:
         waiting.append((graph.sample_nodes[position], index, out))
@@ -204,12 +204,12 @@ def hand_out_one(
 
 
 def pull_weights(graph: Graph, waiting: Waiting, columns: int, collector: Collector) -> None:
-    """Add up the Jacobians of all uses and carry them on to the parameters."""
+    """Add the Jacobians of all uses and pull them back to the parameters."""
     if not waiting:
         return
     weights = {id(value): prod(value.shape) for value in (n.inputs[i] for n, i, _ in waiting)}
     for rows in row_chunks(graph.trace.count, columns * sum(weights.values())):
-        # A function of its own, so that nothing of these samples is held while the next ones come.
+        # A separate function, so that the tensors of these samples are freed before the next ones.
         _pull_weights_of(graph, waiting, rows, collector)
 
 
@@ -220,11 +220,11 @@ def _pull_weights_of(graph: Graph, waiting: Waiting, rows: slice, collector: Col
         use, value = node.rule.uses[index], node.inputs[index]
         with naming(node):
             if len(s) == 1 and len(range(graph.trace.count)[rows]) == 1:
-                # A single G may be as large as the parameter: all uses add to one.
+                # One G may be as large as the parameter: all uses are added into one.
                 use.add_jacobian(_sum_at(graph, at, value, s), s, rows)
                 continue
             g = use.jacobian(s, rows)
-        # Products make a G of their own; others may hand out a view of the columns.
+        # Products make a new G; others may return a view of the columns.
         own = isinstance(use, (WeightUse, EmbeddingUse))
         put(at, value, g if own else g.clone(), _added_in_place)
 
@@ -240,7 +240,7 @@ def _pull_weights_of(graph: Graph, waiting: Waiting, rows: slice, collector: Col
             if want and part is not None:
                 yield value, part.unflatten(0, lead)
 
-    # A movement hands on the memory it was given; other ops may give one tensor to two operands.
+    # A movement returns a view of its argument; other ops may return one tensor for two operands.
     nodes = graph.weight_nodes
     moved = all(isinstance(node.rule, Movement) and len(node.inputs) == 1 for node in nodes)
     add = _added_in_place if moved else accumulate
@@ -251,14 +251,14 @@ def _pull_weights_of(graph: Graph, waiting: Waiting, rows: slice, collector: Col
 
 
 def _added_in_place(known: Tensor, part: Tensor) -> Tensor:
-    """The sum in the memory of ``part``, which no one else reads."""
+    """The sum, written into ``part``, which nothing else reads."""
     return part.add_(known)
 
 
 def _sum_at(graph: Graph, at: dict[int, Tensor], value: Value, like: Tensor) -> Tensor:
-    """Where G of one column and sample is to be added up, [1, 1, *value.shape].
+    """A buffer for the sum of G of one column and sample, [1, 1, *value.shape].
 
-    That of a transposed weight is a view of that of the weight.
+    For a transposed weight it is a view of the weight's buffer.
     """
     origin, chain = graph.behind_views(value, kind=Permute)
     if id(origin) not in at:
@@ -270,7 +270,7 @@ def _sum_at(graph: Graph, at: dict[int, Tensor], value: Value, like: Tensor) -> 
 
 
 class naming:
-    """Put the op's name and module before the message of an error."""
+    """Prefix an error's message with the op's name and module."""
 
     def __init__(self, node: Node) -> None:
         self.node = node

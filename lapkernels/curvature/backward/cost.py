@@ -1,8 +1,8 @@
-"""What carrying columns back costs, in time and in memory, and where they cost least.
+"""The cost model of columns in the backward pass, time and memory, and the cheapest stages.
 
-Costs are in units of a multiply-add inside a large matrix product. The rates were measured on one
-x86 core with AVX2, float32: they need to be right within a factor of two or so, since routes that
-are as close as that take about the same time.
+Costs are in units of a multiply-add inside a large GEMM. The rates were measured on one x86 core
+with AVX2, float32: a factor of two is accurate enough, since routes that are closer take about the
+same time.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from lapkernels.rules.shape import Reshape
 
 # An entry of a column that an op reads or writes.
 ENTRY = 8.0
-# An op that is called once more.
+# The overhead of one more call of an op.
 CALL = 1e6
-# Of a matrix that is triangular, in blocks: the products that are left.
+# The share of products that remains for a triangular matrix, in blocks.
 TRIANGLE = 0.6
 
-# Of a cut that is forced: taken whatever all else costs.
+# The cost that makes a forced cut the cheapest.
 FORCED = -1e30
 
 
@@ -40,7 +40,7 @@ def decomposition(columns: int, features: int) -> float:
 
 @once_per_graph
 def products(graph: Graph, position: int) -> tuple[float, float]:
-    """Multiply-adds of one column at a node: pulled back, and squared into the parameters."""
+    """Multiply-adds of one column at a node: its pull-back, and its share of the parameters."""
     node = graph.sample_nodes[position]
     pulled = summed = 0.0
     for use in node.rule.uses.values():
@@ -72,7 +72,7 @@ def column_cost(graph: Graph, position: int, layout: Layout | None = None) -> fl
 
 @once_per_graph
 def widest(graph: Graph, section: Section, once: frozenset[int] = frozenset()) -> int:
-    """Most numbers that one column has alive at a time on its way through a section.
+    """The most numbers of one column that are alive at a time in a section.
 
     Where weights have several uses the columns at them wait for each other, and then have one
     sample's Jacobian at least, of the uses so far and of the next one. At values that are passed
@@ -105,7 +105,7 @@ def widest(graph: Graph, section: Section, once: frozenset[int] = frozenset()) -
 
 @dataclass(frozen=True)
 class Load:
-    """``count`` columns that are to go back within a ``budget`` in bytes.
+    """``count`` columns to pull back within a ``budget`` in bytes.
 
     They are ``shared`` if all samples have the same. Those that start at pixels, ``per_pixel`` at
     each, may be windows; they may be fewer behind a bottleneck where it is allowed to ``compress``.
@@ -122,7 +122,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Cut:
-    """A value that all columns pass, behind the sample nodes from ``position`` on."""
+    """A value that all columns pass, at which the sample nodes from ``position`` on are done."""
 
     position: int
     value: Value
@@ -177,7 +177,7 @@ def shared_by_samples(graph: Graph, section: Section) -> Shared:
 
 
 def _layer_below(graph: Graph, section: Section, position: int) -> int | None:
-    """The linear layer below an activation that alone reads it, if both can be one step."""
+    """The linear layer whose only reader is this activation, if both can be one step."""
     node = graph.sample_nodes[position]
     (value,) = node.wanted_inputs
     below = graph.made_for_one(value)
@@ -197,7 +197,7 @@ def cuts(graph: Graph) -> list[Cut]:
     live = {id(graph.trace.output)}
     values = {id(graph.trace.output): graph.trace.output}
     uses = [(p, index) for p, node in enumerate(graph.sample_nodes) for index in node.rule.uses]
-    # Jacobians of a weight with several uses are added up over all of them.
+    # Jacobians of a weight with several uses are added over all of them.
     added = [position for position, index in uses if (position, index) not in graph.shares] or [0]
     found = []
     for position in reversed(range(len(graph.sample_nodes))):
@@ -222,7 +222,7 @@ def _allowed_cuts(graph: Graph, section: Section) -> list[Cut]:
 def cheapest(
     graph: Graph, section: Section, load: Load, layout: Layout | None
 ) -> tuple[bool, tuple[Cut, ...]]:
-    """Whether columns start as windows and where they are compressed, at the least cost.
+    """The cheapest start, as windows or images, and the cuts where columns are compressed.
 
     ``layout`` has the windows of the whole section, if columns may be windows.
     """

@@ -1,4 +1,4 @@
-"""Going over a recorded pass with a diagonal: back with curvature, or forward with variances."""
+"""Diagonals over a recorded graph: curvature backward, or variances forward."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from lapkernels.curvature.recording.graph import Graph, Share, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import Use
 
-# What has come to a value: a diagonal, and a gradient if one goes with it. Where an operand stands
-# twice, its diagonal comes once and its gradient twice.
+# What is at a value: a diagonal, and a gradient if both are pulled back. For an operand that stands
+# twice, the diagonal is counted once and the gradient twice.
 Both = tuple[Tensor | None, Tensor | None]
 
 
 def pull_diagonal(
     graph: Graph, m: Tensor, found: Found, g: Tensor | None = None, gradient: Found | None = None
 ) -> None:
-    """Carry the diagonal ``m`` [*output] back; ``found`` gets each parameter's share, a new tensor.
+    """Pull the diagonal ``m`` [*output] back; ``found`` gets each parameter's share, a new tensor.
 
-    The gradient ``g`` [*output] goes along where ``passes_both``, and ``gradient`` gets its shares.
-    A chain of layers is passed in one call. Elsewhere an activation in front of a layer that can
-    multiply by its squared derivative is passed with the layer, in one go over memory.
+    The gradient ``g`` [*output] is pulled back with it where ``passes_both``, and ``gradient`` gets
+    its shares. A chain of layers is passed in one call. Elsewhere an activation in front of a layer
+    is fused with it if the layer can multiply by the squared derivative.
     """
     plan = plan_diagonal(graph)
 
@@ -66,7 +66,7 @@ def _added(known: Both, part: Both) -> Both:
 
 
 def passes_both(graph: Graph, like: Tensor) -> bool:
-    """Whether a diagonal and a gradient, of a kind ``like`` a tensor, can go back together."""
+    """Whether a diagonal and a gradient of a kind ``like`` a tensor can be pulled back together."""
     linked = plan_diagonal(graph).chains
     return _chains_hold_all(graph) and all(chain.takes(like) for chain in linked.values())
 
@@ -83,10 +83,10 @@ def _chains_hold_all(graph: Graph) -> bool:
 
 
 def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:
-    """Carry the variances of parameters forward to the output: the transpose of ``pull_diagonal``.
+    """Push the variances of parameters forward to the output: the transpose of ``pull_diagonal``.
 
-    Every op is transposed alone, so that no graph of all ops is in memory, and a variance is
-    forgotten once the last op has read it.
+    Every op is transposed alone, so that no graph of all ops is in memory, and a variance is freed
+    after the last op that reads it.
     """
     at: dict[int, Tensor] = {}
     nodes, plan = graph.sample_nodes, plan_diagonal(graph)
@@ -121,8 +121,8 @@ def _push(
 ) -> list[Tensor]:
     """Variances at some results of a node from those known at its operands.
 
-    A diagonal m at the results is turned into D(m) at operands and parameters, linear in m. The
-    transpose takes variances v there to the gradient of <v, D(m)> in m, the same at every m.
+    From a diagonal m at the results the rule computes D(m) at operands and parameters, linear in m.
+    The transpose maps variances v there to the gradient of <v, D(m)> in m, the same at every m.
     """
     direct = _pushed_directly(graph, position, known, before, variance)
     if direct is not None:
@@ -154,7 +154,7 @@ def _pushed_directly(
     before: Node | None,
     variance: Mapping[str, Tensor],
 ) -> Tensor | None:
-    """What the rule of a node with one result makes of variances, if it has a formula for them."""
+    """The variances by the rule of a node with one result, if it has a formula."""
     node = graph.sample_nodes[position]
     weights: dict[int, Tensor] = {}
     for index in node.rule.uses:
@@ -168,7 +168,7 @@ def _pushed_directly(
 
 
 def inputs_behind(node: Node, before: Node | None) -> list[Value]:
-    """What a node reads, behind the activation that is passed with it."""
+    """The values a node reads; for a fused activation, its operand."""
     return node.inputs if before is None else [before.inputs[0], *node.inputs[1:]]
 
 
@@ -178,7 +178,7 @@ def diagonals_below(
     before: Node | None = None,
     wanted: Sequence[bool] | None = None,
 ) -> list[Tensor | None]:
-    """Diagonals at what a node reads, None where they are not wanted."""
+    """Diagonals at the values a node reads, None where they are not wanted."""
     wanted = node.wanted if wanted is None else wanted
     if not any(wanted):
         return [None] * len(wanted)
@@ -195,7 +195,7 @@ def hand_out_diagonal(
     outs: Sequence[Tensor | None],
     found: Found,
 ) -> None:
-    """Give every parameter of a node its share of a diagonal at the node's result."""
+    """Hand every parameter of a node its share of a diagonal at the node's result."""
     node, out = graph.sample_nodes[position], outs[0]
     if out is None:
         return
@@ -205,7 +205,7 @@ def hand_out_diagonal(
 
 
 def _moved(graph: Graph, node: Node, index: int, use: Use) -> Share:
-    """The share of a parameter that is only moved on its way to the op, whoever else reads it."""
+    """The share of a parameter that reaches the op by movements only, whatever else reads it."""
     value, chain = graph.behind_views(node.inputs[index], one_to_one=False)
     if value.parameter is None:
         raise Refused(

@@ -1,4 +1,4 @@
-"""Where the windows of columns lie that start at single pixels, and the tiles they go back in."""
+"""The layout of windows of columns that start at single pixels, and tiles of such pixels."""
 
 from __future__ import annotations
 
@@ -57,13 +57,13 @@ class Layout:
         return cls(multiple, found, max(1, most), large / max(1, small), frozenset(passed), fused)
 
     def window_share(self, value: Value) -> float:
-        """How much of an image the windows at a value are."""
+        """The size of a window at a value, relative to the image."""
         place = self.places.get(id(value))
         return 1.0 if place is None else prod(place.width) / prod(value.shape[2:])
 
     def pixels(self, columns: int, budget: int) -> int:
         """Pixels of a tile, if the columns of one pixel have ``columns`` bytes for each entry."""
-        # A window is alive before and after an op, beside the windows of the activations.
+        # Windows before and after an op are alive at once, and those of the activations.
         return max(1, budget // max(1, 3 * self.entries * columns))
 
 
@@ -111,7 +111,7 @@ def _joined(places: dict[int, Place | None], value: Value, below: Place | None) 
 
 
 def _fused(graph: Graph, section: Section, places: dict[int, Place]) -> dict[int, int]:
-    """Convolutions whose operand comes from a pointwise op that no one else reads: both at once."""
+    """Convolutions fused with the pointwise op that makes their operand for them alone."""
     found: dict[int, int] = {}
     for position in range(section.first, section.last):
         node = graph.sample_nodes[position]

@@ -1,13 +1,13 @@
 """Exact where the features are few, the diagonal alone where they are many.
 
 At a value of d features for each sample M is d x d. Where d is at most the threshold M is carried
-as columns, M = sum_v s_v s_v^T; elsewhere only its diagonal m is kept. Going back, a wide value
-turns columns into m = sum_v s_v², and a narrow one turns m into the d columns sqrt(m_j) e_j.
-Columns of different origin are never added up: their cross terms were dropped before. So columns go
-on alone, a few at a time, as far as values are narrow, and leave their squares where they end. On
-the way they are compressed at a bottleneck, or are windows if they start at pixels, whichever
-costs least. Where m enters a layer of narrow result and wide input, the rule of diagonals is exact,
-and no columns are made.
+as columns, M = sum_v s_v s_v^T; elsewhere only its diagonal m is kept. In the backward pass columns
+become m = sum_v s_v² at a wide value, and m becomes the d columns sqrt(m_j) e_j at a narrow one.
+Columns of different origin are never added: their cross terms were dropped before. So they are
+pulled back alone, a few at a time, as far as values are narrow, and add their squares there. They
+may be compressed at a bottleneck, or windows if they start at pixels, whichever costs least. Where
+m enters a layer of narrow result and wide input, the diagonal rule is exact, and no columns are
+made.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def pull_mixed(
     collector: Collector,
     found: Callable[[str, Tensor], None],
 ) -> None:
-    """Carry M back from the output, where it is given as columns or as a diagonal.
+    """Pull M back from the output, where it is given as columns or as a diagonal.
 
     ``collector`` gets columns and ``found`` each parameter's share of a diagonal.
     """

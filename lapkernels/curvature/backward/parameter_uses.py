@@ -1,7 +1,7 @@
-"""All uses of each parameter in a recorded pass, also where there are several.
+"""All uses of each parameter in a recorded pass.
 
 A use is direct where its weight is the parameter itself or a one-to-one view of it (transposed,
-reshaped). What is known of each direct use alone is enough for factors that add up over uses.
+reshaped). For factors that are sums over uses, each direct use is enough.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Place = tuple[int, int]
 class ParameterUses:
     """Direct uses by parameter, each with its place (node, operand) in the graph.
 
-    Parameters that enter as expressions are in ``products``, with the op that makes the weight of a
-    layer out of them, or in ``others`` if nothing is multiplied as by a layer.
+    Parameters that enter as expressions are in ``products``, with the op that makes a layer's
+    weight from them, or in ``others`` if they are not in a layer.
     """
 
     direct: dict[str, dict[Place, Share]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ParameterUses:
 
 @once_per_graph
 def parameter_uses(graph: Graph) -> ParameterUses:
-    """Follow every weight of a graph back to its parameters."""
+    """Trace every weight of a graph back to its parameters."""
     found = ParameterUses()
     for position, node in enumerate(graph.sample_nodes):
         for index, use in node.rule.uses.items():
@@ -55,7 +55,7 @@ def parameter_uses(graph: Graph) -> ParameterUses:
 
 
 def _behind(graph: Graph, value: Value) -> list[str]:
-    """Names of all parameters that a value is made of."""
+    """Names of all parameters that a value depends on."""
     waiting, names, seen = [value], [], set()
     while waiting:
         one = waiting.pop()
@@ -70,7 +70,7 @@ def _behind(graph: Graph, value: Value) -> list[str]:
 
 
 def matrix_entries(share: Share, parameter: Tensor) -> Tensor | None:
-    """Which entry of the parameter stands where in the weight as matrices.
+    """The parameter's entries in the order of the weight as matrices.
 
     The result is [groups, O / groups, I / groups * K], indices into the flattened parameter; None
     if that is the parameter's own order.
@@ -85,7 +85,7 @@ def matrix_entries(share: Share, parameter: Tensor) -> Tensor | None:
 
 
 def _in_order(share: Share, use: WeightUse) -> bool:
-    """Whether it is seen without looking at entries that they are in order, as mostly they are."""
+    """Whether the entries are in order, as far as that is known without comparing them."""
     if use.geometry.is_linear and use.flipped:
         turned = share.chain[0].rule if len(share.chain) == 1 else None
         return isinstance(turned, Permute) and list(turned.order) == [1, 0]
@@ -121,7 +121,7 @@ def features_last(value: Tensor, geometry: Geometry) -> Tensor:
 def added_positions(use: ScaleUse, s: Tensor) -> Tensor:
     """Columns [V, *out] of a broadcast weight with P entries as [V, N, T, P].
 
-    T counts what the weight was broadcast along.
+    T counts the entries that the weight was broadcast along.
     """
     along = use.along or use.shape
     aligned = (1,) * (s.dim() - 1 - len(along)) + tuple(along)

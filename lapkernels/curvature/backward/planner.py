@@ -1,11 +1,11 @@
-"""What a call carries back through each part of a recorded graph, decided once: the plan.
+"""The plan of a call: what is pulled back through each part of a recorded graph, decided once.
 
-Columns go through sections of the graph, each a ``Stage``: as they are, as windows of images, or by
+Columns pass sections of the graph, each a ``Stage``: as plain columns, as windows of images, or by
 autograd; at the end of a section they may be compressed. A diagonal goes from layer to layer. The
-walks execute a plan and ``explain`` prints it. What only running shows is a condition in it: linear
-layers multiply columns once, and weights are scaled, where columns are the same for all samples;
-zeros are skipped where columns share them; a chain is passed by one kernel if that takes its
-tensors, else layer by layer.
+backward pass executes a plan and ``explain`` prints it. What only running shows is a condition in
+it: linear layers multiply columns once, and weights are scaled, where columns are the same for all
+samples; zeros are skipped where columns share them; a chain is passed by one kernel if that takes
+its tensors, else layer by layer.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from lapkernels.ops.serving import choice
 from lapkernels.rules.affine import Convolution, Linear
 
 Carrier = Literal["columns", "windows", "autograd"]
-# What carries columns at one node.
+# Carriers of columns at one node.
 Route = Literal["columns", "windows", "autograd", "shared", "scaled weights"]
 
-# Shared columns are many and small: in chunks of so many bytes they stay in cache.
+# Chunks of shared columns have at most so many bytes, to stay in the cache.
 CACHE = 3 << 21
 
 
 @dataclass(frozen=True)
 class Stage:
-    """``count`` columns that go through a section together.
+    """``count`` columns that pass a section together.
 
     ``step`` of them go at a time, or those that start at so many pixels if they are windows, which
     ``layout`` places. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
@@ -62,18 +62,18 @@ class Stage:
     triangular: bool = False
 
     def chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of columns that go at a time."""
+        """Ranges of columns that are carried at a time."""
         for first in range(0, self.count, self.step):
             yield first, min(first + self.step, self.count)
 
     def passed(self, graph: Graph) -> Iterable[tuple[int, Node]]:
-        """The nodes it goes over, the last one first; autograd goes through ops without a rule."""
+        """Its nodes, the last one first; autograd passes ops without a rule."""
         if self.carrier == "autograd":
             return reversed(list(enumerate(graph.sample_nodes)))
         return self.section.passed(graph)
 
     def route(self, position: int) -> Route:
-        """What carries columns at the results of a node."""
+        """The carrier of columns at the results of a node."""
         if self.carrier == "autograd":
             return "autograd"
         if self.layout is not None and position in self.layout.passed:
@@ -85,7 +85,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a call carries back.
+    """All that a call pulls back.
 
     Columns that start at the output go through ``stages``. A diagonal passes the nodes
     ``diagonal``: those in ``chains`` with the layers below, those in ``activations`` with the
@@ -120,7 +120,7 @@ def plan_columns(graph: Graph, load: Load) -> Plan:
 
 
 def plan_autograd(graph: Graph, count: int) -> Plan:
-    """A plan for columns that go back by autograd, which takes them one at a time."""
+    """A plan for columns pulled back by autograd, one at a time."""
     reason = (*graph.trace.opaque, "route='autograd'")[0]
     section = Section.whole(graph)
     return Plan((Stage(section, "autograd", count, 1, 0.0, graph.trace.entries, reason),))
@@ -169,7 +169,7 @@ def plan_mixed(
     columns: dict[tuple[int, int], tuple[Stage, ...]] = {}
     for position in reversed(range(len(nodes))):
         node = nodes[position]
-        # There the diagonal's own rule is exact: all inputs are wide, all weights used once.
+        # There the diagonal rule is exact: all inputs are wide, all weights used once.
         widens = isinstance(node.rule, (Convolution, Linear))
         widens = widens and all((position, index) in graph.shares for index in node.rule.uses)
         widens = widens and not any(map(narrow, node.wanted_inputs))
@@ -229,7 +229,7 @@ def _columns_stage(graph: Graph, section: Section, load: Load, *, triangular: bo
     once = shared_by_samples(graph, section) if load.shared else Shared()
     budget = min(load.budget, CACHE) if load.shared else load.budget
     step, most = max(1, count), 0
-    # Fewer columns at a time may be ones whose layer's weight is not scaled any more.
+    # With fewer columns at a time, scaling the weight may no longer pay.
     for _ in range(2):
         most = widest(graph, section, once.values_with(graph, step)) + load.kept
         step = min(step, max(1, budget // max(1, most * size)))

@@ -1,9 +1,9 @@
 """Exact curvature by locality: columns of an image-shaped output, carried as windows.
 
-A column that starts at one output pixel touches its receptive field only. The columns of a tile of
-pixels go back together as windows, through convolutions, activations, batch norms and sums, and the
-cost is linear in the number of pixels. Where windows grow as large as the image, or an op has no
-rule for them, they are placed into images and go on as plain columns.
+A column that starts at one output pixel is zero outside of its receptive field. The columns of a
+tile of pixels are pulled back together as windows, through convolutions, activations, batch norms
+and sums, and the cost is linear in the number of pixels. Where windows grow as large as the image,
+or an op has no rule for them, they are expanded into images and continue as plain columns.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def pull_windows(
     collector: Collector,
     ended: Callable[[Value, Tensor], None] | None = None,
 ) -> Iterator[Tensor]:
-    """Carry columns that start at the pixels of a stage's entry back through it, tile by tile.
+    """Pull columns that start at the pixels of a stage's entry back through it, tile by tile.
 
     Yields the columns of each tile at the stage's exit; ``ended`` gets the sum of their squares at
     each of its ends.
@@ -58,11 +58,11 @@ def pull_windows(
 
 
 class WindowWalk:
-    """Carries columns that start at pixels back through a section, a tile at a time."""
+    """Pulls columns that start at pixels back through a section, a tile at a time."""
 
     def __init__(self, graph: Graph, section: Section) -> None:
         self.graph, self.section = graph, section
-        # The derivatives of activations are kept from tile to tile.
+        # The derivatives of activations are cached for all tiles.
         self._factors: dict[int, list[Tensor | None]] = {}
 
     def pull(
@@ -72,7 +72,7 @@ class WindowWalk:
         collector: Collector,
         ended: Callable[[Value, Tensor], None] | None = None,
     ) -> Tensor | None:
-        """Carry columns ``s`` [V, C, 1.., L] at the tile's pixels back; they come to the exit.
+        """Pull columns ``s`` [V, C, 1.., L] at the tile's pixels back to the exit.
 
         ``ended`` gets the sum of their squares at each end of the section.
         """
@@ -129,7 +129,7 @@ class _TileWalk:
     def visit(
         self, position: int, node: Node, outs: list[Tensor | Window | None]
     ) -> Iterable[tuple[Value, Tensor | Window]]:
-        """Hand out what has come to a node's results, and carry it on to its operands."""
+        """Hand out the columns at a node's results, and pull them back to its operands."""
         window = outs[0]
         if isinstance(window, Window) and position in self.layout.passed:
             outs[0] = None
@@ -169,7 +169,7 @@ class _TileWalk:
         return arriving(node, windows_below(node.rule, window, shapes, factors))
 
     def _deposited(self, value: Value, window: Window) -> Tensor | Window:
-        """Columns as they are kept at a value: in its windows, or as images if it has none."""
+        """Columns at a value: in its windows, or as images if it has none."""
         place = self.place(value)
         return _image(window, value) if place is None else window.moved(place)
 

@@ -1,4 +1,4 @@
-"""What a call will do at every layer, and why, as a table: for ``explain=True``."""
+"""The plan of a call as a table, for ``explain=True``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Row:
 def explanation(
     one: Pass, likelihood: Likelihood, method: str, samples: int = 1, threshold: float = 0
 ) -> str:
-    """A table of what a method carries to each layer, and how a first check with autograd went."""
+    """The plan's table, and the outcome of the first check against autograd."""
     if one.by_autograd or method not in ("exact", "approx", "mixed"):
         return explain_plan(one, one.plan(samples if method == "mc" else 1))
     if method == "approx":
@@ -84,7 +84,7 @@ class Densities(Collector):
 
 
 def densities_of(graph: Graph) -> dict[str, float]:
-    """Carry one column back to see where zeros are shared."""
+    """Pull one column back to measure the density at each layer."""
     densities = Densities()
     column = torch.ones_like(graph.trace.prediction).unsqueeze(0)
     pull_columns(graph, column, densities)
@@ -92,7 +92,7 @@ def densities_of(graph: Graph) -> dict[str, float]:
 
 
 def _rows(graph: Graph, plan: Plan, densities: dict[str, float]) -> Iterator[Row]:
-    """The rows of a plan in the order in which it is executed."""
+    """The rows of a plan in order of execution."""
     yield from _stage_rows(graph, plan.stages, densities)
     in_chain = {
         id(link.layer): f"chain of {len(chain.links)} layers" if len(chain.links) > 1 else "chain"

@@ -1,4 +1,4 @@
-"""One batch after the other: record the forward pass, then go back with columns or a diagonal."""
+"""Recording each batch's forward pass, and pulling columns or a diagonal back."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ Route = Literal["auto", "rules", "autograd"]
 
 @dataclass(frozen=True)
 class Pass:
-    """A recorded batch: its prediction, its labels, and the way back.
+    """A recorded batch: its prediction, its labels, and its backward pass.
 
-    A collector may keep all that some columns bring until they have reached every parameter:
-    ``kept`` is then how many numbers that is for each column beside those on their way.
+    A collector may keep columns' contributions until they have reached every parameter: ``kept``
+    is then the numbers it keeps for each column.
     """
 
     graph: Graph
@@ -56,7 +56,7 @@ class Pass:
     target: Any
     budget: int | None
     by_autograd: bool
-    # How it compared with autograd, for ``explain``.
+    # The outcome of the check against autograd, for ``explain``.
     check: str = ""
     kept: int | None = None
 
@@ -67,34 +67,34 @@ class Pass:
 
     @property
     def allowed(self) -> int:
-        """Bytes that columns may take on their way back."""
+        """Bytes of columns in the backward pass."""
         if self.budget is not None:
             return self.budget
         return default_budget(self.graph, self.prediction.element_size())
 
     @property
     def columns_in_budget(self) -> int:
-        """Number of columns whose way back stays within the budget, at least one."""
+        """Number of columns that fit the budget, at least one."""
         return columns_at_once(self.graph, self.allowed, self.kept or 0)
 
     def keeping(self, entries: int = 0) -> Pass:
-        """The same pass for a collector that keeps so many numbers for each column."""
+        """The same pass for a collector that keeps ``kept`` numbers for each column."""
         return replace(self, kept=entries)
 
     def plan(
         self, count: int, *, shared: bool = False, per_pixel: int = 0, compress: bool = False
     ) -> Plan:
-        """How columns go back, which are as ``Load`` says."""
+        """The plan for the columns of a ``Load``."""
         if self.by_autograd:
             return plan_autograd(self.graph, count)
         load = Load(count, self.allowed, shared, per_pixel, compress, self.kept or 0)
         return plan_columns(self.graph, load)
 
     def plan_quadratic(self, columns: Columns, local: Tensor | None) -> Plan:
-        """The same for a sum of something quadratic over columns: as windows, and compressed.
+        """The same for sums that are quadratic in the columns, which may be windows or compressed.
 
-        Columns that were compressed are others for other parameters, so a collector that keeps
-        them gets plain ones.
+        Compressed columns differ between parameters, so a collector that keeps columns gets plain
+        ones.
         """
         if self.kept is not None:
             return self.plan(columns.count, shared=columns.shared)
@@ -110,7 +110,7 @@ class Pass:
         return likelihood.columns(f, y)
 
     def plan_mixed(self, start: Columns | Tensor, threshold: float) -> Plan:
-        """How M goes back that starts as columns or as a diagonal."""
+        """The plan for M, which starts as columns or as a diagonal."""
         if isinstance(start, Tensor):
             return plan_mixed(self.graph, threshold, self.allowed, None, 0)
         local = start.local()
@@ -118,19 +118,19 @@ class Pass:
         return plan_mixed(self.graph, threshold, self.allowed, start.count, pixels)
 
     def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
-        """Carry ``count`` columns, made by ``chunk(first, last)``, back to the parameters."""
+        """Pull ``count`` columns, made by ``chunk(first, last)``, back to the parameters."""
         finish = self.kept is not None
         carry(self.graph, self.plan(count).stages, chunk, None, collector, finish=finish)
 
     def pull_quadratic(self, columns: Columns, collector: Collector) -> None:
-        """Carry columns back to a collector of something quadratic in them."""
+        """Pull columns back to a collector of sums that are quadratic in them."""
         local = None if self.by_autograd or self.kept is not None else columns.local()
         stages = self.plan_quadratic(columns, local).stages
         finish = self.kept is not None
         carry(self.graph, stages, columns.chunk, at_pixels(local), collector, finish=finish)
 
     def pull_together(self, s: Tensor, collector: Collector) -> None:
-        """Carry columns [V, *output] back; a collector gets all V at once at a parameter."""
+        """Pull columns [V, *output] back; a collector gets all V at once at a parameter."""
         (autograd_columns if self.by_autograd else pull_columns)(self.graph, s, collector)
 
 
@@ -150,9 +150,8 @@ def passes(
     """The chosen parameters, and a pass for every batch of the data.
 
     With ``keep_graph`` every pass keeps autograd's graph of its prediction; a predicate picks
-    repeated passes, and new ones keep it. Large batches go in so many ``parts``, each a pass of its
-    own. ``split`` says of a pass into how many it should be split so that what it needs at a time
-    fits into the memory that the whole was allowed.
+    repeated passes, and new ones keep it. Large batches go in ``parts``, each a pass of its own.
+    ``split`` says into how many passes a pass is to be split to fit the memory budget.
     """
     check_choice("route", route, Route)
     if memory_budget is not None and memory_budget < 1:
@@ -182,9 +181,9 @@ class _Recorder:
     keep_graph: KeepsGraph
 
     def parts(self, batch: Batch, count: int) -> Iterator[Batch]:
-        """A batch in equal parts if it takes more than four megabytes for each.
+        """A batch in equal parts of more than four megabytes of activations each.
 
-        A part has two samples at least: one alone would not show that samples depend on each other.
+        A part has at least two samples: one alone would not show that samples depend on each other.
         """
         count = max(1, min(count, batch.count // 2))
         if count > 1:
@@ -197,17 +196,17 @@ class _Recorder:
             else:
                 size = trace.entries * trace.prediction.element_size() * batch.count // 2
                 count = min(count, max(1, size >> 22))
-        # A whole batch as it is: a part would have as many labels as samples, whatever was given.
+        # A whole batch is not split: the parts would hide labels of a wrong number.
         yield from [batch] if count == 1 else batch.parts(count)
 
     def passes(self, batch: Batch, split: Callable[[Pass], int] | None) -> Iterator[Pass]:
-        """One pass for the batch, or for each of its parts or samples if that is what it takes."""
+        """One pass for the batch, or for each of its parts or samples if needed."""
         try:
             whole = self.whole(batch)
         except SamplesLost as lost:
             if self.route == "rules":
                 raise
-            # Whatever the model itself raises is the user's to see.
+            # Errors of the model itself are passed on.
             together = self.plain_output(batch)
             if batch.count > 1:
                 words = f"{lost}. Samples run one at a time, which is slow."
@@ -225,14 +224,14 @@ class _Recorder:
             yield budgeted.whole(part)
 
     def plain_output(self, batch: Batch) -> Tensor:
-        """What the model returns; it may want gradients, to register a hook on one."""
+        """The model's outputs, with gradients enabled, as it may register a hook on one."""
         subject = self.subject
         with random_state_kept(subject.model, batch.args, batch.kwargs), torch.enable_grad():
             result = call_model(subject.model, batch.args, batch.kwargs)
             return selector(subject.output, batch.count)(result).detach()
 
     def sample(self, batch: Batch, n: int, together: Tensor, lost: SamplesLost) -> Pass:
-        """A pass of sample n, the last resort by autograd alone, which has no need to record."""
+        """A pass of sample n by autograd alone, the last resort."""
         sample = batch.part(n, 1)
         try:
             if batch.count == 1:
@@ -252,7 +251,7 @@ class _Recorder:
         return replace(one, check=f"one sample at a time: {lost}\n{one.check}")
 
     def whole(self, batch: Batch) -> Pass:
-        """A recorded pass that goes back by rules, or else by autograd.
+        """A recorded pass by rules, or else by autograd.
 
         Raises ``SamplesLost`` if neither can be done for all samples at once.
         """
@@ -273,14 +272,14 @@ class _Recorder:
             raise SamplesLost(f"recording raises {type(error).__name__}: {error}") from error
 
     def by_rules(self, batch: Batch) -> Pass | str:
-        """A pass that goes back by rules, or why there is none."""
+        """A pass by rules, or why there is none."""
         graph = recorded(self.subject, batch, keep_graph=self.keep_graph)
         if graph.trace.opaque:
             return graph.trace.opaque[0]
         return self.checked(graph, batch, by_autograd=False)
 
     def by_autograd(self, batch: Batch, reason: str | None) -> Pass:
-        """A pass that goes back by autograd, to each op that uses a weight."""
+        """A pass by autograd, to each op that uses a weight."""
         with random_state_kept(self.subject.model, batch.args, batch.kwargs):
             trace = record(self.subject, batch, edges=True, keep_graph=bool(self.keep_graph))
         if reason is not None and not trace.opaque:
@@ -293,7 +292,7 @@ class _Recorder:
         return found
 
     def checked(self, graph: Graph, batch: Batch, *, by_autograd: bool) -> Pass | str:
-        """The pass, or what is wrong with it."""
+        """The pass, or why it cannot be used."""
         if not graph.trace.output.active:
             raise Refused("the model's output does not depend on the chosen parameters")
         found = graph.memo.get("verdict") or verdict(self.subject, batch, graph, by_autograd)

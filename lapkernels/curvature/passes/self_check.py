@@ -1,12 +1,12 @@
-"""Whether going back over a recorded pass gives the gradient that autograd gives.
+"""Checking the backward pass of a recorded pass against autograd.
 
 The first time that a program is seen, a random cotangent of at most two samples is pulled back to
-every parameter, by our pass and by autograd over the model as it is. A program is what was
-recorded: ops, modules, rules and how they are wired, the chosen parameters, but no shapes. Where
-rules and autograd differ, a difference quotient in float64 decides which of them is right.
+every parameter, by our pass and by autograd on the model. A program is what was recorded: ops,
+modules, rules and their connections, and the chosen parameters, without shapes. Where rules and
+autograd differ, a difference quotient in float64 decides which of them is right.
 
-Compared are sums over columns, as they reach each parameter. Windows, compressed columns, diagonals
-and Kronecker factors are made of the same pieces in other ways, which are not looked at here.
+Columns are compared where they reach each parameter. Windows, compressed columns, diagonals and
+Kronecker factors are not checked here.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from lapkernels.curvature.recording.run import record
 from lapkernels.curvature.recording.run_model import Subject, copied, plain_ops
 from lapkernels.kernels import use_backend
 
-# Rounding errors are allowed so many units of the last place of a parameter's largest entry, and of
-# the largest of all parameters: the gradient of a bias before a norm is zero up to rounding.
+# Tolerance in units of the last place of a parameter's largest entry, and of the largest entry of
+# all parameters: the gradient of a bias before a norm is zero up to rounding.
 OWN_UNITS, ALL_UNITS = 1e4, 1e3
 SAMPLES = 2
 
@@ -44,7 +44,7 @@ _verdicts: WeakKeyDictionary[nn.Module, dict[Any, Verdict]] = WeakKeyDictionary(
 
 @contextmanager
 def unchecked() -> Iterator[None]:
-    """Inside, recorded passes are not compared with autograd when they are first used."""
+    """Inside, new recorded passes are not checked against autograd."""
     token = _enabled.set(False)
     try:
         yield
@@ -54,14 +54,14 @@ def unchecked() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a check found: ``problem`` is None unless the way back is not to be used."""
+    """The outcome of a check: ``problem`` says why the pass cannot be used, or is None."""
 
     note: str
     problem: str | None = None
 
 
 def verdict(subject: Subject, batch: Batch, graph: Graph, by_autograd: bool) -> Verdict:
-    """Whether a recorded pass may be used, found out once for each program of a model."""
+    """Check a recorded pass, once for each program of a model."""
     if not _enabled.get():
         return Verdict("not checked: switched off")
     known = graph.memo.get("verdict")
@@ -95,7 +95,7 @@ class _Check:
         self.part = batch.part(0, min(SAMPLES, batch.count))
 
     def verdict(self) -> Verdict:
-        """Compare, and decide."""
+        """Compare with autograd, and decide."""
         if type(self.graph.trace.prediction) is not Tensor:
             return Verdict("not checked: tensors without values")
         if not bool(self.graph.trace.prediction.isfinite().all()):
@@ -118,13 +118,13 @@ class _Check:
         except Refused:
             raise
         except Exception as error:
-            return Verdict("", f"going back raises {type(error).__name__}: {error}")
+            return Verdict("", f"the backward pass raises {type(error).__name__}: {error}")
         wrong = [name for name, bound in bounds.items() if float(left[name].abs().max()) > bound]
         samples = f"sample{'s 0 and 1' if len(f) > 1 else ' 0'}"
         if not wrong:
             return Verdict(f"gradients of {samples} agree with autograd")
         doubtful = wrong
-        # By autograd it is only a part of the model's gradient that was missed.
+        # On the autograd route a difference means that part of the gradient was missed.
         if not self.by_autograd:
             with suppress(Exception):  # Not every model runs in float64.
                 _, wanted = self._by_autograd()
@@ -162,7 +162,7 @@ class _Check:
         seen: set[int] = set()
         for name, leaf, grad in zip(subject.chosen, leaves, found, strict=True):
             own = torch.zeros_like(leaf) if grad is None else grad.to_dense()
-            # Autograd may hand out one tensor for two parameters, or a number many times.
+            # Autograd may return one tensor for two parameters, or an expanded number.
             if not own.is_contiguous() or storage_of(own) in seen:
                 own = own.clone(memory_format=torch.contiguous_format)
             seen.add(storage_of(own))
@@ -170,7 +170,7 @@ class _Check:
         return f.detach(), gradients
 
     def _recorded(self) -> Graph:
-        """A pass of torch's own functions: of some samples alone if it is the same program."""
+        """A pass over torch's own functions: of some samples alone if it is the same program."""
         for batch in (self.part, self.batch):
             by_autograd = self.by_autograd
             if by_autograd and not self.graph.trace.nodes:
@@ -183,7 +183,7 @@ class _Check:
         return graph
 
     def _left(self, graph: Graph, wanted: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Autograd's gradients less those of the pass, in the same memory."""
+        """Autograd's gradients minus those of the pass, in place."""
         f = graph.trace.prediction
         columns = torch.zeros_like(f).unsqueeze(0)
         columns[0, : self.part.count] = self._cotangent(f[: self.part.count])
@@ -225,7 +225,7 @@ class _Check:
 
 
 class _Left(Collector):
-    """What is left of gradients once those of some first samples are taken away."""
+    """Gradients minus those of the first samples."""
 
     def __init__(self, left: dict[str, Tensor], count: int) -> None:
         self.left, self.count = left, count
@@ -245,7 +245,7 @@ def close(a: Tensor, b: Tensor) -> bool:
 
 
 def _bounds(wanted: Mapping[str, Tensor]) -> dict[str, float]:
-    """What rounding may make of each gradient; where numbers overflow there is no bound."""
+    """The rounding error allowed for each gradient; unbounded where numbers overflow."""
     sizes = {name: float(value.abs().max()) for name, value in wanted.items() if value.numel()}
     largest = max(sizes.values(), default=0.0)
     return {
@@ -256,7 +256,7 @@ def _bounds(wanted: Mapping[str, Tensor]) -> dict[str, float]:
 
 @contextmanager
 def _undisturbed(subject: Subject, batch: Batch) -> Iterator[None]:
-    """Run the model once more: random numbers and buffers are given back as they were."""
+    """Run the model once more, and restore random state and buffers."""
     buffers = [(buffer, version_of(buffer), buffer.clone()) for buffer in subject.contents.buffers]
     try:
         with (

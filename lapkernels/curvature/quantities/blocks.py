@@ -5,7 +5,7 @@ by        key                         value
 ========= =========================== ==============================================================
 layer     path of the module          [P, P] of all its parameters together, in the model's order
 parameter name of the parameter       [P, P], row-major as the parameter
-neuron    name of the parameter       [O, I * K, I * K] of a weight: what feeds one output channel;
+neuron    name of the parameter       [O, I * K, I * K] of a weight: inputs of one output channel;
                                       [O, 1, 1] of a bias
 kernel    name of the parameter       [O, I, K, K] of a convolution's weight (a transposed one:
                                       [I, O, K, K]), [O, I, 1, 1] of a matrix, [O, 1, 1] of a bias
@@ -48,10 +48,10 @@ By = Literal["layer", "neuron", "kernel", "parameter"]
 
 @dataclass(frozen=True)
 class Blocks(ByName[Tensor]):
-    """Blocks of a curvature matrix; ``names`` has the parameters that the block of a key is of.
+    """Blocks of a curvature matrix; ``names`` has the parameters of the block of each key.
 
-    ``positions`` [.., m] says which entries of those parameters, flattened one behind the other,
-    the rows of each block [.., m, m] are.
+    ``positions`` [.., m] has the entries of the rows of each block [.., m, m], as indices into
+    those parameters, flattened and concatenated.
     """
 
     names: dict[str, tuple[str, ...]]
@@ -59,7 +59,7 @@ class Blocks(ByName[Tensor]):
     positions: dict[str, Tensor]
 
     def merge(self, other: Blocks) -> Blocks:
-        """The blocks of both data sets together."""
+        """The sum over both data sets."""
         summary = self.summary.merged(other.summary)
         values = {key: value + other[key] for key, value in self.items()}
         for key, known in self.positions.items():
@@ -90,7 +90,7 @@ def blocks(
 ) -> Blocks:
     """Blocks of the Gauss-Newton matrix by layer, parameter, neuron or kernel.
 
-    ``limit`` is the number of bytes that all blocks together may have; more is refused.
+    All blocks together may have ``limit`` bytes; more is refused.
     """
     check_choice("method", method, Method)
     check_choice("by", by, By)
@@ -105,7 +105,7 @@ def blocks(
 
 
 class EntryBlocks(ColumnSum):
-    """Blocks inside single parameters: of all entries, of a neuron's or of a kernel's."""
+    """Blocks within single parameters: of all entries, of a neuron or of a kernel."""
 
     def __init__(self, parameters: dict[str, nn.Parameter], by: By, limit: int) -> None:
         self.parameters, self.by = parameters, by
@@ -121,7 +121,7 @@ class EntryBlocks(ColumnSum):
 
     @property
     def matrices(self) -> dict[str, Tensor]:
-        """The blocks found; a parameter that was not used has zeros."""
+        """The blocks; zeros for a parameter that was not used."""
         return {name: self._sum_of(name) for name in self.parameters}
 
     def begin(self, one: Pass) -> Pass:

@@ -1,4 +1,4 @@
-"""The columns s at the outputs that a method carries back: all, drawn ones, or those of labels."""
+"""The columns s at the outputs that a method pulls back: all, drawn ones, or those of labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ColumnSum(Collector):
     """A collector that sums over batches."""
 
     def begin(self, one: Pass) -> Pass:
-        """The pass that is to bring a batch's columns."""
+        """Called with the pass before its columns."""
         return one
 
 
@@ -47,7 +47,7 @@ class OutputFactor:
         check_choice("sampler", self.sampler, Sampler)
 
     def pull(self, one: Pass, collector: Collector) -> None:
-        """Carry the columns of a batch back to a collector."""
+        """Pull the columns of a batch back to a collector."""
         f, y = one.prediction, one.target
         if self.method == "exact":
             one.pull_quadratic(self.likelihood.columns(f, y), collector)
@@ -80,7 +80,7 @@ class OutputFactor:
 
 
 def with_labels(y: Any, needed: str) -> Any:
-    """The labels, or an error that says who needs them."""
+    """The labels, or an error that says what needs them."""
     if y is None:
         raise ValueError(f"{needed} labels: give batches (inputs, labels)")
     return y

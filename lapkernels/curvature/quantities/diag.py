@@ -57,14 +57,14 @@ def diag(
     - ``mc``: an unbiased estimate from ``samples`` columns, scores at labels drawn from the model
       (``sampler="labels"``) or all columns with random signs (``"signs"``);
     - ``empirical``: squared gradients at the true labels;
-    - ``approx``: only the diagonal of the second derivative is passed from op to op;
+    - ``approx``: only the diagonal of the second derivative is pulled back from op to op;
     - ``mixed``: exact at values of at most ``threshold`` features a sample, approx elsewhere;
     - ``hessian``: the Hessian of the loss at the true labels, by Hessian-vector products.
 
     ``params`` chooses parameters: names of parameters or modules, a compiled pattern, a predicate
-    of name and parameter; all that require a gradient by default. ``output`` picks a tensor out of
-    what the model returns. ``memory_budget`` bounds the bytes of columns on their way. ``explain``
-    prints a table of what is carried to each layer, at which cost, for the first batch.
+    of name and parameter; all that require a gradient by default. ``output`` selects a tensor of
+    what the model returns. ``memory_budget`` bounds the bytes of columns at a time. ``explain``
+    prints the plan: what is carried to each layer, and at which cost, for the first batch.
     """
     check_method(method, threshold)
     if method == "hessian":
@@ -95,7 +95,7 @@ def add_diagonal(one: Pass, factor: OutputFactor, total: SquaredSum) -> None:
         return
     if one.graph.trace.opaque:
         raise Refused(
-            f"{one.graph.trace.opaque[0]}, through which no diagonal can be passed; methods "
+            f"{one.graph.trace.opaque[0]}, through which no diagonal can be pulled back; methods "
             "'exact', 'mc' and 'empirical' work"
         )
     if factor.method == "approx":
@@ -123,7 +123,7 @@ class SquaredSum(ColumnSum):
         }
 
     def add(self, name: str, value: Tensor) -> None:
-        """Add a parameter's share, a new tensor that becomes ours."""
+        """Add a parameter's share, a new tensor of which this takes ownership."""
         if name in self._found:
             self._found[name] += value
             return
@@ -139,7 +139,7 @@ class SquaredSum(ColumnSum):
         if columns.numel() <= chunks.CHUNK:
             self.add(name, columns.square().sum(0))
             return
-        # A single one of these may be as large as the parameter.
+        # Each of these may be as large as the parameter.
         for column in columns:
             if name in self._found:
                 self._found[name].addcmul_(column, column)

@@ -48,7 +48,7 @@ class Full:
         return self.matrix[self.slices[row], self.slices[column or row]]
 
     def merge(self, other: Full) -> Full:
-        """The matrix of both data sets together."""
+        """The sum over both data sets."""
         summary = self.summary.merged(other.summary)
         return Full(self.matrix + other.matrix, self.slices, summary)
 

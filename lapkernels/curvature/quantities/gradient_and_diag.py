@@ -28,7 +28,7 @@ class GradientAndDiagonal(NamedTuple):
     diagonal: Diagonal
 
     def merge(self, other: GradientAndDiagonal) -> GradientAndDiagonal:
-        """Of both data sets together."""
+        """The sums over both data sets."""
         gradient = {name: value + other.gradient[name] for name, value in self.gradient.items()}
         diagonal = self.diagonal.merge(other.diagonal)
         return GradientAndDiagonal(self.loss + other.loss, gradient, diagonal)
@@ -56,10 +56,9 @@ def gradient_and_diag(
     diagonal of its curvature.
 
     All three are sums over the samples of ``data``: a pair (inputs, labels), or an iterable of such
-    batches. The model runs once on a batch; the diagonal of :func:`lapkernels.diag`, with the same
-    options, and :math:`\nabla L` both go back from there, by method ``approx`` in one go where
-    layers form chains, else one after the other. The ``.grad`` of the parameters is left
-    alone.
+    batches. The model runs once on a batch, from which the diagonal of :func:`lapkernels.diag`,
+    with the same options, and :math:`\nabla L` are pulled back; with method ``approx`` together,
+    where layers form chains. The ``.grad`` of the parameters is not changed.
     """
     check_method(method, threshold)
     if method == "hessian":
@@ -97,14 +96,14 @@ def gradient_and_diag(
 
 
 def _gradient(one: Pass, score: Tensor) -> dict[str, Tensor]:
-    """The gradient of each parameter by autograd, whose graph is used up."""
+    """The gradient of each parameter by autograd, which frees its graph."""
     trace = one.graph.trace
     assert trace.differentiable is not None
     leaves = list(trace.leaves.values())
     found = torch.autograd.grad(
         trace.differentiable, leaves, score, allow_unused=True, materialize_grads=True
     )
-    # Two parameters may have been given one tensor, or an expanded or a sparse one.
+    # Autograd may return one tensor for two parameters, or an expanded or sparse one.
     held: set[int] = set()
     gradient: dict[str, Tensor] = {}
     for (name, leaf), value in zip(trace.leaves.items(), found, strict=True):

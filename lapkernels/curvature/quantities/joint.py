@@ -1,4 +1,4 @@
-"""Dense blocks over several parameters: the Jacobians of all of them meet, a few samples at a time.
+"""Dense blocks over several parameters: products of all their Jacobians, a few samples at a time.
 
 M = sum_{n,v} G_{n,v} G_{n,v}ᵀ,    G_{n,v} [P] the column v of sample n at all parameters of M.
 """
@@ -16,12 +16,12 @@ from lapkernels.curvature.quantities.columns import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.ops.base.chunks import row_chunks
 
-# Bytes that a result may have unless the caller allows more.
+# Bytes of a result, unless the caller allows more.
 LIMIT = 2 << 30
 
 
 class JointJacobians(ColumnSum):
-    """Keeps what a step of columns brings to each parameter until all of it is there."""
+    """Keeps a step of columns at each parameter until all parameters have it."""
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         self.parameters = parameters
@@ -50,7 +50,7 @@ class JointJacobians(ColumnSum):
     ) -> Iterator[tuple[slice, Tensor]]:
         """Some samples at a time, and G [V, n, P] of these parameters in their order.
 
-        ``entries`` picks flat entries of each parameter; all of them if there are none.
+        ``entries`` selects flat entries of each parameter; all if it is None.
         """
         explicit = {
             name: torch.cat(self._explicit[name], 1) for name in names if name in self._explicit
@@ -104,7 +104,7 @@ class JointBlocks(JointJacobians):
 
     @property
     def positions(self) -> dict[str, Tensor]:
-        """Which entries of a block's parameters its rows are: all, one after the other."""
+        """The entries of a block's rows: all of its parameters, concatenated."""
         return {key: torch.arange(len(m), device=m.device) for key, m in self.matrices.items()}
 
     def finish(self) -> None:

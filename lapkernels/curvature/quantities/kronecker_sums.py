@@ -1,4 +1,4 @@
-"""Adding up Kronecker factors: what each use of a parameter contributes, by its kind."""
+"""Sums of Kronecker factors: the contribution of each use of a parameter, by its kind."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from lapkernels.rules.affine import LINEAR
 from lapkernels.rules.base.shared import Scaled, reads_once
 from lapkernels.rules.windows.window import Window
 
-# Bytes that one factor may have where it is as large as a parameter squared.
+# Bytes of a factor of the size of a parameter squared.
 LIMIT = 1 << 30
 
 
 @dataclass(eq=False)
 class Total:
-    """A sum of output factors. Parameters whose columns were always the same own one together."""
+    """A sum of output factors, shared by parameters whose columns were always the same."""
 
     value: Tensor
     owners: int = 1
@@ -48,7 +48,7 @@ class Total:
 
 @dataclass(eq=False)
 class Sums:
-    """What has been added up for one parameter, of one ``kind``; None is a sum of nothing yet.
+    """The sums of one parameter of one ``kind``; None before the first term.
 
     ``output_size`` and ``input_size`` are the shapes of its factors; some have no input factor.
     """
@@ -65,9 +65,9 @@ class Sums:
 
 @dataclass
 class Latest:
-    """The factor of some columns, to be added to the sums of all parameters that have these.
+    """The factor of some columns, for the sums of all parameters with these columns.
 
-    ``view`` [V, N, T, O] are the columns, a view of those that were ``given``.
+    ``view`` [V, N, T, O] is a view of the ``given`` columns.
     """
 
     given: Tensor
@@ -78,14 +78,14 @@ class Latest:
     def serves(self, sums: Sums, given: Tensor, view: Tensor) -> bool:
         """Whether a parameter has these columns, as a layer's bias has those of its weight.
 
-        One that is already served has them a second time, from another use.
+        False for one that was served already: it has them again, from another use.
         """
         same = self.given is given and self.view.data_ptr() == view.data_ptr()
         same = same and _strides(self.view) == _strides(view)
         return same and sums not in self.sums and self.value.shape == sums.output_size
 
     def add(self) -> None:
-        """Add the value: once, if one sum serves all, or is to from now on."""
+        """Add the value: once, if one sum serves all parameters or can do so from now on."""
         total, owners = self.sums[0].output, len(self.sums)
         together = all(sums.output is total for sums in self.sums)
         if together and total is None:
@@ -125,7 +125,7 @@ class KroneckerSums(ColumnSum):
             several = len(found) > 1
             self._start(name, kind, list(found.values()))
             if kind is Block and (several or name in uses.others):
-                # Cross terms between uses: left to the walk, which adds up the Jacobians.
+                # Cross terms between uses need the sum of their Jacobians.
                 continue
             shares.update(found)
             if several:
@@ -136,7 +136,7 @@ class KroneckerSums(ColumnSum):
             elif kind is EmbeddingUse:
                 tables = [u for u in all_uses if isinstance(u, EmbeddingUse)]
                 self._add_embedding_input(name, tables)
-        # Other shares than the graph's own, so what is found out about them lies apart.
+        # Other shares than the graph's, with a cache of their own.
         memo = one.graph.memo.setdefault("factors", {})
         one = replace(one, graph=replace(one.graph, shares=shares, memo=memo))
         return one.keeping() if self.reduce and self._several else one
@@ -160,7 +160,7 @@ class KroneckerSums(ColumnSum):
         if sums.kind is Block or not once:
             super().scaled(share, columns)
         elif not self._is_served(sums, rows, rows):
-            # sum_{v,n} s sᵀ, entry by entry.
+            # sum_{v,n} s sᵀ.
             value = (rows.T @ rows).mul_(factor.T @ factor).unsqueeze(0)
             self._latest = Latest(rows, rows, value, [sums])
 
@@ -171,7 +171,7 @@ class KroneckerSums(ColumnSum):
         if self.sums[share.name].kind is Block or not (weight or added):
             super().window(share, window, size)
             return
-        # Where a window lies does not matter to an output factor: a lane is a sample.
+        # An output factor does not depend on where a window lies: a lane is a sample.
         geometry = use.geometry if isinstance(use, WeightUse) else Geometry.conv(ones)
         self._add_output(share.name, window.s.movedim(-1, 1), geometry, window.s)
 
@@ -195,7 +195,7 @@ class KroneckerSums(ColumnSum):
                 sums.pending.clear()
 
     def factors(self, name: str, count: int) -> Factors:
-        """The result for a parameter; a layer's weight and bias may have one tensor in common."""
+        """The result for a parameter; a layer's weight and bias may share a tensor."""
         self._add_latest()
         shape = tuple(self.parameters[name].shape)
         sums, zeros = self.sums.get(name), self.parameters[name].new_zeros
@@ -279,7 +279,7 @@ class KroneckerSums(ColumnSum):
         view = features_last(s, geometry)
         if not self._is_served(sums, given, view):
             count = s.shape[1]
-            # Columns that are the same for all samples are multiplied once.
+            # Once, if the columns are the same for all samples.
             once = count > 1 and s.stride(1) == 0
             own, scale = (s[:, :1], float(count)) if once else (s, 1.0)
             value = ops.kronecker_output(own, geometry, reduce=self.reduce, scale=scale)
@@ -311,7 +311,7 @@ class Block:
 
 
 def _kind(name: str, shares: Iterable[Share], uses: ParameterUses) -> type | None:
-    """What a parameter is in this batch; None if it is not used."""
+    """The kind of a parameter in this batch; None if it is not used."""
     if name in uses.products:
         raise Refused(
             f"{name} has no Kronecker factors: {uses.products[name]} makes a weight out of it. "
@@ -338,7 +338,7 @@ def _kind_of(share: Share) -> type:
     if isinstance(use, WeightUse):
         return WeightUse
     if isinstance(use, EmbeddingUse):
-        # An embedding of a view has rows that are not those of the parameter.
+        # The rows of an embedding of a view are not those of the parameter.
         return Block if share.chain else EmbeddingUse
     return ScaleUse if isinstance(use, ScaleUse) and use.factor is None else Block
 
@@ -365,5 +365,5 @@ def _added(total: Tensor | None, value: Tensor) -> Tensor:
 
 
 def _strides(x: Tensor) -> list[tuple[int, int]]:
-    """Sizes and strides that say where entries lie; those of a single entry say nothing."""
+    """Sizes and strides of the dimensions with more than one entry."""
     return [pair if pair[0] > 1 else (1, 0) for pair in zip(x.shape, x.stride(), strict=True)]

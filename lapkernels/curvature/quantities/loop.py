@@ -67,12 +67,12 @@ class Loop:
             self.count += one.count
 
     def add_to(self, total: ColumnSum) -> None:
-        """Carry the factor's columns of all batches back to a sum."""
+        """Pull the factor's columns of all batches back to a sum."""
         for one in self._begun(total.begin):
             self.factor.pull(one, total)
 
     def summary(self, method: str) -> Summary:
-        """What a result is a sum of."""
+        """The summary of the result."""
         return Summary.of(self.count, self.chosen, method, self.factor.likelihood)
 
 

@@ -5,9 +5,9 @@ With :math:`\theta \sim N(\theta^*, \Sigma)` and the Jacobian :math:`J_n` of the
 .. math:: \mathrm{cov}[n, d, d'] = \sum_{p,q} J_n[d, p] \, \Sigma[p, q] \, J_n[d', q], \qquad
           \mathrm{var}[n, d] = \mathrm{cov}[n, d, d].
 
-Unit columns at the outputs are carried back, a few at a time, as windows where the output is an
+Unit columns at the outputs are pulled back, a few at a time, as windows where the output is an
 image and that is cheaper. For independent entries and Kronecker factors a layer's share comes from
-a kernel that holds no Jacobian. Nothing is subtracted: variances are sums of squares.
+a kernel that stores no Jacobian. Nothing is subtracted: variances are sums of squares.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from lapkernels.ops.base.chunks import row_chunks
 from lapkernels.rules.windows.sums import window_variances
 from lapkernels.rules.windows.window import Window
 
-# A variance for each entry of a parameter, or blocks of what is not independent.
+# A variance for each entry of a parameter, or covariance blocks.
 Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]
 
 
@@ -117,9 +117,9 @@ def predictive_covariance(
 
 
 class PredictiveSum(JointJacobians, LaneSum):
-    """J Σ Jᵀ, [N, V, V] of all columns on their way if ``joint``, else its diagonals.
+    """J Σ Jᵀ, [N, V, V] of the columns of a step if ``joint``, else its diagonals.
 
-    Of the diagonals [N, k] those on their way are ``first`` and those that follow.
+    The step's columns start at ``first`` in the diagonals [N, k].
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class PredictiveSum(JointJacobians, LaneSum):
 
     @property
     def takes_windows(self) -> bool:
-        """Whether the variance of a lane is known without placing its windows into images."""
+        """Whether the variance of a lane can be computed from its windows."""
         independent = [isinstance(block, IndependentEntries) for block in self.alone.values()]
         return all(independent) and not self.several
 
@@ -142,7 +142,7 @@ class PredictiveSum(JointJacobians, LaneSum):
         return super().begin(one) if self.several else one.keeping()
 
     def unit_columns(self, f: Tensor, chosen: Tensor) -> Callable[[int, int], Tensor]:
-        """A maker of chunks of columns, which notes where they begin."""
+        """A function that makes chunks of columns and records where they start."""
 
         def chunk(first: int, last: int) -> Tensor:
             self.first = first
@@ -195,7 +195,7 @@ class PredictiveSum(JointJacobians, LaneSum):
         self._part(rows, g.shape[0]).add_(value)
 
     def _part(self, rows: slice, columns: int) -> Tensor:
-        """Where the columns on their way belong."""
+        """The columns of the step."""
         return self.result[rows] if self.joint else self.result[rows, self.first :][:, :columns]
 
 
@@ -210,9 +210,9 @@ def _passes(
     route: Route,
     whole: bool = False,
 ) -> Iterator[tuple[Pass, Tensor, PredictiveSum]]:
-    """Passes, each with the flat outputs [N, k] that are asked for, and a sum to begin.
+    """Passes, each with the selected flat outputs [N, k] and an empty sum.
 
-    ``whole``: so small that all columns fit into the budget at once, down to one sample.
+    ``whole``: batches so small that all columns fit the budget at once, down to one sample.
     """
     if isinstance(variance, Mapping):
         check_variance(model, variance)
@@ -233,7 +233,7 @@ def _passes(
 
 
 def _pairs(count: int, step: int, device: torch.device) -> Iterator[Tensor]:
-    """Sets of at most ``step`` columns, two at least, among which all pairs meet."""
+    """Sets of at most ``step`` columns, at least two, that cover all pairs of columns."""
     everything = torch.arange(count, device=device)
     if count <= step or count == 1:
         yield everything
@@ -264,7 +264,7 @@ def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
             )
         if not value.numel():
             continue
-        low, high = (float(bound) for bound in value.aminmax())  # NaN if there is one
+        low, high = (float(bound) for bound in value.aminmax())  # NaN if any entry is
         if not (low >= 0 and high < inf):
             raise ValueError(
                 f"variance of {name} holds {high if low >= 0 else low}: finite numbers that are "

@@ -1,4 +1,4 @@
-"""Variances of image-shaped outputs by locality: unit columns at pixels, carried as windows."""
+"""Variances of image-shaped outputs: unit columns at pixels, carried as windows."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from lapkernels.rules.windows.lanes import Points
 
 
 class LaneSum(Collector):
-    """Adds up something of each column in ``result`` [N, V]."""
+    """Sums over parameters, for each column, in ``result`` [N, V]."""
 
     result: Tensor
 
 
 def local_sums(one: Pass, stage: Stage, outputs: Tensor | None, total: LaneSum) -> Tensor:
-    """What ``total`` makes of a unit column at each output, [N, *out].
+    """The ``total`` of a unit column at each output, [N, *out].
 
     ``outputs`` [N, k] chooses flat outputs of each sample, the result is then [N, k].
     """
@@ -72,9 +72,9 @@ def _at_points(one: Pass, stage: Stage, outputs: Tensor, total: LaneSum) -> Tens
 def _by_residue(
     at: Tensor, multiple: Sequence[int], most: int
 ) -> Iterator[tuple[tuple[int, ...], Tensor, Tensor]]:
-    """Points that lie alike in the steps of a layout: their residue, and which [N, k'] they are.
+    """Points of equal residue in the steps of a layout: the residue, and their indices [N, k'].
 
-    A sample that has fewer such points than another is filled up with points that are not valid.
+    A sample with fewer such points than another is padded with points marked invalid.
     """
     for residue in product(*map(range, multiple)):
         alike = (at % at.new_tensor(multiple) == at.new_tensor(residue)).all(-1)

@@ -1,4 +1,4 @@
-"""A recorded pass as a graph: who makes and who reads each value, and which uses stand alone."""
+"""A recorded pass as a graph: makers and readers of values, and lone uses of parameters."""
 
 from __future__ import annotations
 
@@ -69,8 +69,8 @@ class Share:
 class Graph:
     """A recorded pass. ``weight_nodes`` are of parameters alone, ``sample_nodes`` of samples too.
 
-    ``makers`` and ``readers`` go by the id of a value; None among the readers is who called the
-    model. ``shares`` go by the position among the sample nodes and by the operand.
+    ``makers`` and ``readers`` are keyed by the id of a value; None among the readers is the caller
+    of the model. ``shares`` are keyed by the position among the sample nodes and by the operand.
     """
 
     trace: Trace
@@ -79,14 +79,14 @@ class Graph:
     sample_nodes: list[Node]
     makers: dict[int, Node]
     readers: dict[int, list[Node | None]]
-    # Of a sample node, by its id.
+    # The position of a sample node, by its id.
     positions: dict[int, int]
-    # What others found out about the nodes, for passes that repeat this one too.
+    # Cached functions of the nodes, also for replayed passes.
     memo: dict[Any, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, trace: Trace) -> Graph:
-        """Find who makes and who reads, and which uses stand alone."""
+        """Index makers and readers, and find lone uses."""
         weight_nodes: list[Node] = []
         sample_nodes: list[Node] = []
         makers: dict[int, Node] = {}
@@ -141,7 +141,7 @@ class Graph:
 
     @property
     def explicit(self) -> list[str]:
-        """Parameters whose Jacobians are added up in memory."""
+        """Parameters whose Jacobians are added in memory."""
         alone = {share.name for share in self.shares.values()}
         return [name for name in self.trace.parameters if name not in alone]
 
@@ -176,7 +176,7 @@ class Section:
 
 
 def once_per_graph(find: Callable[Concatenate[Graph, P], R]) -> Callable[Concatenate[Graph, P], R]:
-    """A function of a graph's nodes and of numbers, found once for all passes that repeat it."""
+    """Cache a function of a graph's nodes and numbers, for all passes that replay it."""
 
     @wraps(find)
     def look_up(graph: Graph, /, *args: P.args, **options: P.kwargs) -> R:

@@ -22,7 +22,7 @@ class Value:
 
     ``active`` values depend on a chosen parameter; ``parameter`` is its name if it is one itself;
     ``without_grad`` ones were made where autograd saw nothing that requires a gradient. Of a
-    ``lost`` one it cannot be told which entry belongs to which sample.
+    ``lost`` one it is unknown which entry belongs to which sample.
     """
 
     shape: torch.Size
@@ -53,7 +53,7 @@ class Node:
 
     @property
     def wanted(self) -> list[bool]:
-        """Which operands get columns: those of each sample that depend on parameters."""
+        """Whether each operand gets columns: it depends on the sample and on parameters."""
         return [value.active and value.samples is not None for value in self.inputs]
 
     @property
@@ -68,7 +68,7 @@ class Node:
 
 
 class Number:
-    """Stands for one tensor of a pass among the arguments of its calls."""
+    """A placeholder for a tensor of a pass in the arguments of its calls."""
 
     __slots__ = ("index",)
 
@@ -77,7 +77,7 @@ class Number:
 
 
 def numbered(value: Any, numbers: Mapping[int, Number]) -> Any:
-    """Arguments with numbers in the place of tensors, which are known by their identity."""
+    """Arguments with tensors replaced by their numbers, by id."""
     kind = type(value)
     if kind is Tensor:
         return numbers[id(value)]
@@ -85,13 +85,13 @@ def numbered(value: Any, numbers: Mapping[int, Number]) -> Any:
         return [numbered(one, numbers) for one in value]
     if kind is tuple:
         made = tuple([numbered(one, numbers) for one in value])
-        # A tuple without tensors or lists stays the one it is, to be known at a glance.
+        # A tuple without tensors or lists is kept, so that comparing it is fast.
         return value if all(one is other for one, other in zip(made, value, strict=True)) else made
     return value
 
 
 def filled(value: Any, tensors: Sequence[Tensor]) -> Any:
-    """Arguments with tensors in the place of their numbers."""
+    """Arguments with numbers replaced by their tensors."""
     kind = type(value)
     if kind is Number:
         return tensors[value.index]
@@ -123,7 +123,7 @@ def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
 
 @dataclass(eq=False, slots=True)
 class Step:
-    """A call of a function of torch: what it was given, and the kinds of its results.
+    """A call of a torch function: its arguments, and the signatures of its results.
 
     Keywords have ``names`` and ``values``; ``given`` are the arguments of the function's op.
     ``kept`` pairs what a rule keeps with the index of that tensor, and ``returned`` is the index of
@@ -155,7 +155,7 @@ T = TypeVar("T")
 
 
 def changed(one: T, **fields: Any) -> T:
-    """As ``dataclasses.replace``, for one that needs no init and in a tenth of the time."""
+    """A ``dataclasses.replace`` without ``__init__``, in a tenth of the time."""
     made = object.__new__(type(one))
     made.__dict__.update(one.__dict__, **fields)
     return made
@@ -165,11 +165,10 @@ def changed(one: T, **fields: Any) -> T:
 class Trace:
     """A recorded forward pass of ``count`` samples. Nodes are those that depend on parameters.
 
-    ``entries`` counts the numbers of their results that are no views. ``opaque`` says whose
-    gradient only autograd knows, and ``hidden`` whether parameters were read where gradients are
-    disabled, as a custom autograd.Function does. ``differentiable`` is the prediction with
-    autograd's graph, if kept. ``calls`` are for a pass that repeats this one, and ``lease`` is held
-    by one that does.
+    ``entries`` counts the numbers of their results that are no views. ``opaque`` names an op whose
+    gradient only autograd knows, ``hidden`` is whether parameters were read where gradients are
+    disabled, as in a custom autograd.Function. ``differentiable`` is the prediction with autograd's
+    graph, if kept. ``calls`` are for replays, and a replayed pass holds a ``lease``.
     """
 
     count: int
