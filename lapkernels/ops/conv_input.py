@@ -36,9 +36,15 @@ def conv_input(s: Tensor, weight: Tensor, input_size: Sequence[int], geometry: G
     check_rank("s", s.shape, geometry, 1)
     geometry.check_pair(tuple(input_size), tuple(s.shape[2:]))
     arguments = (s, weight, list(input_size), *geometry.arguments, geometry.transposed)
-    ours = not serving.conv_input_by_library(weight.shape, geometry.groups)
-    run = CONV_INPUT if ours and kernel_for("conv_input", [s, weight]) else _reference
+    run = CONV_INPUT if has_kernel(s, weight, geometry) else _reference
     return run(*arguments)
+
+
+def has_kernel(like: Tensor, weight: Tensor, geometry: Geometry) -> bool:
+    """Whether a kernel serves columns ``like`` these; else torch's convolution does."""
+    if serving.conv_input_by_library(weight.shape, geometry.groups):
+        return False
+    return kernel_for("conv_input", [like, weight]) is not None
 
 
 def transpose(

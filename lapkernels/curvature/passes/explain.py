@@ -16,7 +16,9 @@ from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.recording.graph import Graph, Share
 from lapkernels.likelihoods import Likelihood
 from lapkernels.ops import skips_zeros
+from lapkernels.ops.conv_input import has_kernel
 from lapkernels.rules import WeightUse
+from lapkernels.rules.affine import Convolution
 
 
 @dataclass(frozen=True)
@@ -143,6 +145,9 @@ def _row(graph: Graph, position: int, stage: Stage, densities: dict[str, float])
     elif choice == "columns" and node.path in densities:
         pulled, summed = pulled * densities[node.path], summed * densities[node.path]
         choice = f"columns, {densities[node.path]:.0%} not zero"
+    elif choice == "columns" and isinstance(node.rule, Convolution) and node.rule.weight:
+        layer = (graph.trace.prediction, node.rule.weight.tensor, node.rule.geometry)
+        choice = f"columns by {'a kernel' if has_kernel(*layer) else 'torch'}"
     work = (pulled + summed) * count * share
     memory = entries * share * step * graph.trace.prediction.element_size()
     return Row(node.path, _name(node.name), carried, work, memory, choice)

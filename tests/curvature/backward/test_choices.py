@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.kernels import NATIVE
 from lapkernels.ops.serving import forced
 from tests.curvature import oracle
 
@@ -102,3 +103,14 @@ def test_the_table_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None
     table = capsys.readouterr().out
     assert "64 columns for all samples" in table and "shared" in table
     assert "64 columns to 2" in table and "compressed" in table
+
+
+def test_the_table_says_who_pulls_columns_through_convolutions(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    layers = (nn.Conv2d(1, 2, 3), nn.Conv2d(2, 3, 3), nn.Conv2d(3, 2, 1), nn.Flatten())
+    model, x = nn.Sequential(*layers, nn.Linear(50, 9)), torch.randn(2, 1, 9, 9)
+    lk.diag(model, x, explain=True)
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
+    assert "columns by torch" in lines["2"]
+    assert ("columns by a kernel" if NATIVE.path else "columns by torch") in lines["1"]
