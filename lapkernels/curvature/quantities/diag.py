@@ -95,7 +95,7 @@ def add_diagonal(one: Pass, factor: OutputFactor, total: SquaredSum) -> None:
         return
     if one.graph.trace.opaque:
         raise Refused(
-            f"{one.graph.trace.opaque[0]}, through which no diagonal can be pulled back; methods "
+            f"{one.graph.trace.opaque[0]}, through which no diagonal can be passed; methods "
             "'exact', 'mc' and 'empirical' work"
         )
     if factor.method == "approx":
