@@ -4,10 +4,9 @@ from lapkernels.likelihoods.bernoulli import Bernoulli
 from lapkernels.likelihoods.categorical import Categorical
 from lapkernels.likelihoods.gaussian import Gaussian
 from lapkernels.likelihoods.heteroscedastic import HeteroscedasticGaussian
-from lapkernels.likelihoods.likelihood import Columns, Likelihood
+from lapkernels.likelihoods.likelihood import Columns, Likelihood, resolve
 from lapkernels.likelihoods.loss_function import LossFunction
 from lapkernels.likelihoods.poisson import Poisson
-from lapkernels.likelihoods.resolve import resolve
 
 __all__ = [
     "Bernoulli",

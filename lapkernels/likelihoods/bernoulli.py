@@ -6,10 +6,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapkernels.likelihoods.independent import IndependentOutputs
-from lapkernels.likelihoods.likelihood import check_all, widened
+from lapkernels.likelihoods.likelihood import (
+    FUNCTIONS,
+    LOSSES,
+    WORDS,
+    Likelihood,
+    check_all,
+    widened,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,3 +55,18 @@ class Bernoulli(IndependentOutputs):
     def root(self, f: Tensor) -> Tensor:
         """sqrt(p (1 - p))."""
         return (0.5 * (F.logsigmoid(f) + F.logsigmoid(-f))).exp()
+
+
+def _binary_cross_entropy(loss: nn.BCEWithLogitsLoss) -> Likelihood:
+    for option in ("weight", "pos_weight"):
+        if getattr(loss, option) is not None:
+            raise ValueError(
+                f"BCEWithLogitsLoss has a {option}, which Bernoulli does not have; for few outputs "
+                "pass LossFunction with a loss that sums"
+            )
+    return Bernoulli()
+
+
+WORDS.update(bernoulli=Bernoulli, multilabel=Bernoulli)
+LOSSES[nn.BCEWithLogitsLoss] = _binary_cross_entropy
+FUNCTIONS.append((F.binary_cross_entropy_with_logits, nn.BCEWithLogitsLoss))

@@ -17,9 +17,12 @@ from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lapkernels.likelihoods.likelihood import (
+    FUNCTIONS,
+    LOSSES,
+    WORDS,
     Columns,
     Likelihood,
     check_all,
@@ -355,3 +358,21 @@ def covariance_product(p: Tensor, v: Tensor) -> Tensor:
     top = p.argmax(1, keepdim=True).expand(*v.shape[:-2], 1, v.shape[-1])
     u = v - v.gather(-2, top)
     return p * (u - (p * u).sum(-2, keepdim=True))
+
+
+def _cross_entropy(loss: nn.CrossEntropyLoss) -> Likelihood:
+    return Categorical(
+        weight=loss.weight, label_smoothing=loss.label_smoothing, ignore_index=loss.ignore_index
+    )
+
+
+def _log_probabilities(loss: nn.NLLLoss) -> Likelihood:
+    raise ValueError(
+        "NLLLoss is linear in log-probabilities, so its curvature there is zero: leave the "
+        "log-softmax out of the model and use CrossEntropyLoss or Categorical"
+    )
+
+
+WORDS.update(categorical=Categorical, classification=Categorical)
+LOSSES.update({nn.CrossEntropyLoss: _cross_entropy, nn.NLLLoss: _log_probabilities})
+FUNCTIONS.extend([(F.cross_entropy, nn.CrossEntropyLoss), (F.nll_loss, nn.NLLLoss)])

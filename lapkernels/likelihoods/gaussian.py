@@ -6,10 +6,19 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lapkernels.likelihoods.independent import DiagonalColumns, IndependentOutputs
-from lapkernels.likelihoods.likelihood import Columns, check_all, check_finite, widened
+from lapkernels.likelihoods.likelihood import (
+    FUNCTIONS,
+    LOSSES,
+    WORDS,
+    Columns,
+    check_all,
+    check_finite,
+    widened,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,3 +101,8 @@ class Gaussian(IndependentOutputs):
 
     def _variance(self, f: Tensor) -> Tensor:
         return torch.as_tensor(self.variance, dtype=f.dtype, device=f.device)
+
+
+WORDS.update(gaussian=Gaussian, regression=Gaussian)
+LOSSES[nn.MSELoss] = lambda loss: Gaussian(variance=0.5)
+FUNCTIONS.append((F.mse_loss, nn.MSELoss))

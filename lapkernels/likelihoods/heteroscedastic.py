@@ -6,10 +6,14 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lapkernels.likelihoods.independent import IndependentOutputs
 from lapkernels.likelihoods.likelihood import (
+    FUNCTIONS,
+    LOSSES,
+    WORDS,
     check_all,
     check_finite,
     check_output,
@@ -96,3 +100,15 @@ class HeteroscedasticGaussian(IndependentOutputs):
     def _halves(self, f: Tensor) -> tuple[Tensor, Tensor]:
         half = f.shape[self.dim] // 2
         return f.narrow(self.dim, 0, half), f.narrow(self.dim, half, half)
+
+
+def _gaussian(loss: nn.GaussianNLLLoss) -> HeteroscedasticGaussian:
+    raise ValueError(
+        "GaussianNLLLoss takes the variance as a third argument: use HeteroscedasticGaussian, for "
+        "outputs that hold means and log-variances"
+    )
+
+
+WORDS["heteroscedastic"] = HeteroscedasticGaussian
+LOSSES[nn.GaussianNLLLoss] = _gaussian
+FUNCTIONS.append((F.gaussian_nll_loss, nn.GaussianNLLLoss))

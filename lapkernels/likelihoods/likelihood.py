@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import isfinite
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATING = (*HALF, torch.float32, torch.float64)
@@ -124,6 +125,45 @@ class Likelihood(ABC):
     @abstractmethod
     def product(self, f: Tensor, v: Tensor, y: Tensor | None = None) -> Tensor:
         """H_n v_n for v [..., N, *out], in the shape of v."""
+
+
+# What stands for a likelihood, filled in by the file of each: words, classes of torch's losses
+# (None: any other loss), and the functions of these classes.
+WORDS: dict[str, Callable[[], Likelihood]] = {}
+LOSSES: dict[type | None, Callable[[Any], Likelihood]] = {}
+FUNCTIONS: list[tuple[Callable[..., Any], type[nn.Module]]] = []
+
+
+def resolve(value: Likelihood | str | nn.Module | Callable[..., Any]) -> Likelihood:
+    """The likelihood that ``value`` stands for.
+
+    - a ``Likelihood``: itself;
+    - a word: "gaussian" or "regression", "categorical" or "classification", "bernoulli" or
+      "multilabel", "poisson", "heteroscedastic", with their default settings;
+    - ``nn.MSELoss``, ``nn.CrossEntropyLoss``, ``nn.BCEWithLogitsLoss``, ``nn.PoissonNLLLoss`` or
+      their functions in ``torch.nn.functional``: the closed form of that loss. The curvature is
+      that of the **sum** over samples and positions, for every ``reduction``: a mean is undone.
+      MSELoss sums squares without a factor 1/2, which is ``Gaussian(variance=0.5)``;
+    - any other loss(f, y): ``LossFunction``. It must return a sum; a module of torch that has a
+      ``reduction`` is copied with ``reduction="sum"``.
+    """
+    if isinstance(value, Likelihood):
+        return value
+    if isinstance(value, str):
+        if value not in WORDS:
+            raise ValueError(f"likelihood = {value!r}: one of {', '.join(WORDS)} is needed")
+        return WORDS[value]()
+    if isinstance(value, type):
+        raise TypeError(f"likelihood is the class {value.__name__}: pass an instance of it")
+    if not callable(value):
+        raise TypeError(
+            f"likelihood is a {type(value).__name__}: a Likelihood, a word or a loss is needed"
+        )
+    for function, module in FUNCTIONS:
+        if value is function:
+            value = module()
+    # A subclass may compute something else, so only the exact classes have closed forms.
+    return LOSSES.get(type(value), LOSSES[None])(value)
 
 
 def random_signs(like: Tensor, generator: torch.Generator | None) -> Tensor:

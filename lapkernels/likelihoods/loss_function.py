@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, jacrev, vmap
 
 from lapkernels.likelihoods.likelihood import (
+    LOSSES,
     Columns,
     Likelihood,
     check_all,
@@ -156,3 +159,14 @@ class LossFunction(Likelihood):
 
         hessian = vmap(jacrev(grad(of_one)))(f, y)
         return hessian.reshape(f.shape[0], size, size)
+
+
+def _any_loss(loss: Callable[[Tensor, Tensor], Tensor]) -> Likelihood:
+    if isinstance(loss, nn.Module) and getattr(loss, "reduction", "sum") != "sum":
+        summed: Any = copy(loss)
+        summed.reduction = "sum"
+        return LossFunction(summed)
+    return LossFunction(loss)
+
+
+LOSSES[None] = _any_loss

@@ -5,10 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from lapkernels.likelihoods.independent import IndependentOutputs
-from lapkernels.likelihoods.likelihood import check_all, widened
+from lapkernels.likelihoods.likelihood import (
+    FUNCTIONS,
+    LOSSES,
+    WORDS,
+    Likelihood,
+    check_all,
+    widened,
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,3 +59,16 @@ class Poisson(IndependentOutputs):
     def root(self, f: Tensor) -> Tensor:
         """exp(f / 2)."""
         return (0.5 * f).exp()
+
+
+def _poisson(loss: nn.PoissonNLLLoss) -> Likelihood:
+    if not loss.log_input:
+        raise ValueError(
+            "PoissonNLLLoss has log_input=False: outputs must be log-rates, log_input=True"
+        )
+    return Poisson()
+
+
+WORDS["poisson"] = Poisson
+LOSSES[nn.PoissonNLLLoss] = _poisson
+FUNCTIONS.append((F.poisson_nll_loss, nn.PoissonNLLLoss))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.likelihoods.resolve import resolve
+from lapkernels.likelihoods import resolve
 from tests.curvature import check, oracle
 
 transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed")

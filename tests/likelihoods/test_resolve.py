@@ -120,7 +120,7 @@ def test_a_subclass_may_compute_something_else() -> None:
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [
-        ("laplace", ValueError, "likelihood = 'laplace': one of gaussian, regression"),
+        ("laplace", ValueError, "likelihood = 'laplace': one of bernoulli, multilabel"),
         (None, TypeError, "likelihood is a NoneType"),
         (Gaussian, TypeError, "likelihood is the class Gaussian: pass an instance"),
         (nn.MSELoss, TypeError, "likelihood is the class MSELoss: pass an instance"),
