@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lapkernels.likelihoods import Categorical, Gaussian
 from lapkernels.variational import VariationalLaplace
-from tests.curvature.by_autograd.test_custom_gradients import Once
+from tests.curvature.by_autograd.test_semantics import Once
 from tests.variational.networks import dense, gaussian_kl, plain_loss, prepared, residual, sequences
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
