@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops.base import chunks
-from lapkernels.rules import Samples, Use
-from tests.rules.calls import Arg, Built, Case
+from lapkernels.rules import MixesSamples, Samples, Use
+from tests.rules.calls import Arg, Built, Case, case, params
 
 V = 3
 Make = Callable[[], Sequence[Any]]
@@ -37,6 +37,27 @@ def rule(case: Case, generic: bool = False) -> None:
             use(built, index)
     if case.diagonal:
         diagonal(built)
+
+
+def each_rule(cases: Sequence[Case], generic: bool = False) -> Callable[..., None]:
+    """A test of every case."""
+
+    @pytest.mark.parametrize("one", params(cases))
+    def test(one: Case) -> None:
+        rule(one, generic)
+
+    return test
+
+
+def each_refused(calls: Sequence[tuple[object, Make]]) -> Callable[..., None]:
+    """A test that ops across samples, with these arguments, are refused."""
+
+    @pytest.mark.parametrize(("op", "args"), calls)
+    def test(op: object, args: Make) -> None:
+        (one, _) = case("across", op, args)
+        refused(one, MixesSamples, "sample")
+
+    return test
 
 
 def samples(built: Built) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from lapkernels.rules import Call, Kept, MixesSamples, Operand, builder_of
 from tests.rules import check
-from tests.rules.calls import Arg, Case, aten, case, given, params, w, x
+from tests.rules.calls import Arg, Case, aten, case, given, w, x
 
 MM, BMM, ADDMM, BADDBMM = (
     aten.mm.default,
@@ -83,9 +83,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 @pytest.mark.parametrize(

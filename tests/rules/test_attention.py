@@ -7,7 +7,7 @@ import torch
 
 from lapkernels.rules import MixesSamples, attention
 from tests.rules import check
-from tests.rules.calls import Arg, Case, aten, case, given, k, params, x
+from tests.rules.calls import Arg, Case, aten, case, given, k, x
 
 CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 
@@ -45,9 +45,7 @@ MASKED = {
 }
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 @pytest.mark.parametrize("name", MASKED)

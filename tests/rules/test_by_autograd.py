@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from lapkernels.rules import MixesSamples, builder_of
+from lapkernels.rules import builder_of
 from lapkernels.rules.base import local_gradient
 from tests.rules import check
-from tests.rules.calls import Arg, Built, Case, aten, case, given, k, params, w, x
+from tests.rules.calls import Arg, Built, Case, aten, case, given, k, w, x
 
 CDIST, BAG = aten._cdist_forward.default, aten._embedding_bag.default
 
@@ -76,13 +76,10 @@ def _expand() -> tuple[Any, ...]:
     return ([1, 3], [0], [1, 2], [2, 3])
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
-@pytest.mark.parametrize(
-    ("op", "args"),
+test_across_samples_is_refused = check.each_refused(
     [
         (CDIST, lambda: (x(3, 4), x(3, 4), 2.0, None)),
         (CDIST, lambda: (x(4, 3, dim=1), w(2, 3), 2.0, None)),
@@ -91,11 +88,8 @@ def test_rule(one: Case) -> None:
             aten.grid_sampler_2d.default,
             lambda: (x(2, 3, 3, 3, dim=1), _grid(2, 2, 2, 2), 0, 0, False),
         ),
-    ],
+    ]
 )
-def test_across_samples_is_refused(op: object, args: check.Make) -> None:
-    (one, _) = case("across", op, args)
-    check.refused(one, MixesSamples, "sample")
 
 
 VECTORISED: dict[str, list[Case]] = {
@@ -149,6 +143,4 @@ UNKNOWN: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(UNKNOWN))
-def test_an_op_without_a_rule(one: Case) -> None:
-    check.rule(one, generic=True)
+test_an_op_without_a_rule = check.each_rule(UNKNOWN, generic=True)

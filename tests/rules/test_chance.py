@@ -9,7 +9,7 @@ import pytest
 from lapkernels.rules import RandomResult, builder_of
 from lapkernels.rules.chance import _RANDOM
 from tests.rules import check
-from tests.rules.calls import Case, aten, case, params, x
+from tests.rules.calls import Case, aten, case, x
 
 CASES: list[Case] = [
     *case("dropout-off", aten.native_dropout.default, lambda: (x(3, 4), 0.5, False)),
@@ -24,9 +24,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 @pytest.mark.parametrize("name", REFUSED)

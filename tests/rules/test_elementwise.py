@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from lapkernels.rules import MixesSamples, activations, elementwise
 from tests.rules import check
-from tests.rules.calls import Arg, Built, Case, aten, case, given, k, params, w, x
+from tests.rules.calls import Arg, Built, Case, aten, case, given, k, w, x
 
 
 def _positive() -> Arg:
@@ -133,9 +132,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 def test_samples_in_different_dimensions_are_refused() -> None:

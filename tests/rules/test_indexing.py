@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Arg, Case, aten, case, given, k, params, w, x
+from tests.rules.calls import Arg, Case, aten, case, given, k, w, x
 
 INDEX, PUT = aten.index.Tensor, aten.index_put.default
 
@@ -102,13 +100,10 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
-@pytest.mark.parametrize(
-    ("op", "args"),
+test_across_samples_is_refused = check.each_refused(
     [
         (aten.index_select.default, lambda: (x(3, 4), 0, _list(0, 1))),
         (aten.gather.default, lambda: (x(3, 4), 0, k(torch.zeros(2, 4).long()))),
@@ -121,8 +116,5 @@ def test_rule(one: Case) -> None:
         (aten.scatter.src, lambda: (x(3, 4), 0, k(torch.zeros(2, 4).long()), x(3, 4))),
         (aten.index_add.default, lambda: (x(3, 4), 0, _list(0, 0, 1), x(3, 4))),
         (aten.slice_scatter.default, lambda: (x(3, 4), w(2, 4), 0, 0, 2)),
-    ],
+    ]
 )
-def test_across_samples_is_refused(op: object, args: check.Make) -> None:
-    (one, _) = case("across", op, args)
-    check.refused(one, MixesSamples, "sample")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
 from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Arg, Case, aten, case, k, params, w, x
+from tests.rules.calls import Arg, Case, aten, case, k, w, x
 
 
 def _running(channels: int) -> tuple[Arg, Arg]:
@@ -85,9 +84,7 @@ def _folded(channels: int) -> Arg:
     return x(1, 3 * channels, 2, 2, dim=1, inner=channels)
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 def test_statistics_of_the_batch_are_refused() -> None:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Case, aten, case, params, x
+from tests.rules.calls import Case, aten, case, x
 
 CASES: list[Case] = [
     *case("constant", aten.constant_pad_nd.default, lambda: (x(3, 2, 4), [1, 2], 0.5)),
@@ -49,19 +46,13 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
-@pytest.mark.parametrize(
-    ("op", "args"),
+test_over_samples_is_refused = check.each_refused(
     [
         (aten.constant_pad_nd.default, lambda: (x(2, 3, dim=1), [1, 0])),
         (aten.reflection_pad1d.default, lambda: (x(2, 2, 3, dim=2), [1, 1])),
         (aten.im2col.default, lambda: (x(2, 3, 4, 4, dim=1), [2, 2], [1, 1], [0, 0], [1, 1])),
-    ],
+    ]
 )
-def test_over_samples_is_refused(op: object, args: check.Make) -> None:
-    (one, _) = case("over", op, args)
-    check.refused(one, MixesSamples, "samples")

@@ -7,7 +7,7 @@ import torch
 
 from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Arg, Case, aten, case, given, k, params, x
+from tests.rules.calls import Arg, Case, aten, case, given, k, x
 
 MAX2, MAX3 = aten.max_pool2d_with_indices.default, aten.max_pool3d_with_indices.default
 ADAPTIVE3 = aten._adaptive_avg_pool3d.default
@@ -74,9 +74,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 @pytest.mark.parametrize("op", [MAX2, AVG2])

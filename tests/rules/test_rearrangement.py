@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
-from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Case, aten, case, k, params, w, x
+from tests.rules.calls import Case, aten, case, k, w, x
 
 CASES: list[Case] = [
     *case("view", aten.view.default, lambda: (x(3, 4), [3, 2, 2])),
@@ -76,13 +74,10 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
-@pytest.mark.parametrize(
-    ("op", "args"),
+test_along_samples_is_refused = check.each_refused(
     [
         (aten.flip.default, lambda: (x(3, 4), [0])),
         (aten.roll.default, lambda: (x(3, 4), [1], [0])),
@@ -101,11 +96,8 @@ def test_rule(one: Case) -> None:
         (aten.diagonal.default, lambda: (x(3, 3),)),
         (aten.view.default, lambda: (x(4, 3), [6, 2])),
         (aten.as_strided.default, lambda: (x(3, 4), [4], [2])),
-    ],
+    ]
 )
-def test_along_samples_is_refused(op: object, args: check.Make) -> None:
-    (one, _) = case("over", op, args)
-    check.refused(one, MixesSamples, "sample")
 
 
 def test_a_strided_view_of_a_turned_tensor_is_left_to_autograd() -> None:

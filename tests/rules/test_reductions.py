@@ -9,7 +9,7 @@ import torch
 
 from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Arg, Built, Case, aten, case, given, params, x
+from tests.rules.calls import Arg, Built, Case, aten, case, given, x
 
 
 def _places(name: str, op: Any, *args: Any, **kwargs: Any) -> list[Case]:
@@ -88,9 +88,7 @@ def _mask() -> torch.Tensor:
     return torch.tensor([[True, False, True, True]])
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 @pytest.mark.parametrize("keepdim", [False, True])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from lapkernels.rules import MixesSamples
 from tests.rules import check
-from tests.rules.calls import Case, aten, case, params, x
+from tests.rules.calls import Case, aten, case, x
 
 IN = {1: (5,), 2: (4, 3), 3: (2, 3, 2)}
 OUT = {1: [8], 2: [7, 2], 3: [3, 4, 5]}
@@ -69,9 +67,7 @@ CASES: list[Case] = [
 ]
 
 
-@pytest.mark.parametrize("one", params(CASES))
-def test_rule(one: Case) -> None:
-    check.rule(one)
+test_rule = check.each_rule(CASES)
 
 
 def test_over_samples_is_refused() -> None:
