@@ -1,4 +1,4 @@
-"""Executing the stages of a plan: columns, windows or autograd, and fewer columns at a bottleneck.
+"""Plans, and executing their stages: columns, windows, autograd; fewer columns at a bottleneck.
 
 Where all columns pass one value of d features, M = S^T S there is d x d for each sample. If V > d
 the V columns S [V, d] are replaced by the d rows of R from S = Q R, since R^T R = S^T S. That is
@@ -8,13 +8,16 @@ exact, also for a rank-deficient S, and forms no square of S. Sums that are quad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from lapkernels.curvature.backward.chains import Chain
 from lapkernels.curvature.backward.columns import (
     Collector,
     Waiting,
@@ -23,15 +26,79 @@ from lapkernels.curvature.backward.columns import (
     pull_columns,
     pull_weights,
 )
-from lapkernels.curvature.backward.planner import Stage
+from lapkernels.curvature.backward.layout import Layout
 from lapkernels.curvature.backward.windows import AtPixels, pull_windows
-from lapkernels.curvature.recording.graph import Graph
-from lapkernels.curvature.recording.trace import Value
+from lapkernels.curvature.recording.graph import Graph, Section
+from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import Samples
 from lapkernels.rules.base.shared import joined
 
+Carrier = Literal["columns", "windows", "autograd"]
+# Carriers of columns at one node.
+Route = Literal["columns", "windows", "autograd", "shared", "scaled weights"]
 # Makes columns first <= v < last, [last - first, *shape].
 Chunk = Callable[[int, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """``count`` columns that pass a section together.
+
+    ``step`` of them go at a time, or those that start at so many pixels if they are windows, which
+    ``layout`` places. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
+    the position of an activation, the layer whose weight is scaled by its derivative. Columns that
+    were compressed are a ``triangular`` matrix. ``cost`` is in multiply-adds, ``entries`` are the
+    numbers alive at a time.
+    """
+
+    section: Section
+    carrier: Carrier
+    count: int
+    step: int
+    cost: float
+    entries: int
+    reason: str
+    layout: Layout | None = None
+    once: frozenset[int] = frozenset()
+    scaled: Mapping[int, int] = field(default_factory=dict)
+    triangular: bool = False
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """Ranges of columns that are carried at a time."""
+        for first in range(0, self.count, self.step):
+            yield first, min(first + self.step, self.count)
+
+    def passed(self, graph: Graph) -> Iterable[tuple[int, Node]]:
+        """Its nodes, the last one first; autograd passes ops without a rule."""
+        if self.carrier == "autograd":
+            return reversed(list(enumerate(graph.sample_nodes)))
+        return self.section.passed(graph)
+
+    def route(self, position: int) -> Route:
+        """The carrier of columns at the results of a node."""
+        if self.carrier == "autograd":
+            return "autograd"
+        if self.layout is not None and position in self.layout.passed:
+            return "windows"
+        if position in self.scaled.values():
+            return "scaled weights"
+        return "shared" if position in self.once else "columns"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a call pulls back.
+
+    Columns that start at the output go through ``stages``. A diagonal passes the nodes
+    ``diagonal``: those in ``chains`` with the layers below, those in ``activations`` with the
+    activation before. It becomes columns at the results (position, index) in ``columns``.
+    """
+
+    stages: tuple[Stage, ...] = ()
+    diagonal: tuple[int, ...] = ()
+    chains: Mapping[int, Chain] = field(default_factory=dict)
+    activations: Mapping[int, int] = field(default_factory=dict)
+    columns: Mapping[tuple[int, int], tuple[Stage, ...]] = field(default_factory=dict)
 
 
 def carry(
@@ -72,8 +139,9 @@ def _pulled(
 ) -> Iterator[Tensor | None]:
     """A few columns at a time; yields those at the stage's exit."""
     if stage.carrier == "windows":
-        assert local is not None
-        yield from pull_windows(graph, stage, local, collector, ended)
+        assert local is not None and stage.layout is not None
+        where = (graph, stage.section, stage.layout, stage.step)
+        yield from pull_windows(*where, local, collector, ended)
         return
 
     def squared(value: Value, s: Tensor) -> None:

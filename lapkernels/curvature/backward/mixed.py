@@ -18,10 +18,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from lapkernels.curvature.backward.carry import at_pixels, carry
+from lapkernels.curvature.backward.carry import Plan, at_pixels, carry
 from lapkernels.curvature.backward.columns import Collector, arriving, go_back, put
 from lapkernels.curvature.backward.diagonal import diagonals_below, hand_out_diagonal
-from lapkernels.curvature.backward.planner import Plan
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.likelihoods import Columns

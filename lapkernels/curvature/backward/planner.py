@@ -10,11 +10,10 @@ its tensors, else layer by layer.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
-from lapkernels.curvature.backward.chains import Chain, chains
+from lapkernels.curvature.backward.carry import Plan, Stage
+from lapkernels.curvature.backward.chains import chains
 from lapkernels.curvature.backward.cost import (
     CALL,
     Load,
@@ -26,85 +25,12 @@ from lapkernels.curvature.backward.cost import (
 )
 from lapkernels.curvature.backward.layout import Layout, local_layout, tile_count
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
-from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.curvature.recording.trace import Value
 from lapkernels.ops.serving import choice
 from lapkernels.rules.affine import Convolution, Linear
 
-Carrier = Literal["columns", "windows", "autograd"]
-# Carriers of columns at one node.
-Route = Literal["columns", "windows", "autograd", "shared", "scaled weights"]
-
 # Chunks of shared columns have at most so many bytes, to stay in the cache.
 CACHE = 3 << 21
-
-
-@dataclass(frozen=True)
-class Stage:
-    """``count`` columns that pass a section together.
-
-    ``step`` of them go at a time, or those that start at so many pixels if they are windows, which
-    ``layout`` places. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
-    the position of an activation, the layer whose weight is scaled by its derivative. Columns that
-    were compressed are a ``triangular`` matrix. ``cost`` is in multiply-adds, ``entries`` are the
-    numbers alive at a time.
-    """
-
-    section: Section
-    carrier: Carrier
-    count: int
-    step: int
-    cost: float
-    entries: int
-    reason: str
-    layout: Layout | None = None
-    once: frozenset[int] = frozenset()
-    scaled: Mapping[int, int] = field(default_factory=dict)
-    triangular: bool = False
-
-    def chunks(self) -> Iterator[tuple[int, int]]:
-        """Ranges of columns that are carried at a time."""
-        for first in range(0, self.count, self.step):
-            yield first, min(first + self.step, self.count)
-
-    def passed(self, graph: Graph) -> Iterable[tuple[int, Node]]:
-        """Its nodes, the last one first; autograd passes ops without a rule."""
-        if self.carrier == "autograd":
-            return reversed(list(enumerate(graph.sample_nodes)))
-        return self.section.passed(graph)
-
-    def route(self, position: int) -> Route:
-        """The carrier of columns at the results of a node."""
-        if self.carrier == "autograd":
-            return "autograd"
-        if self.layout is not None and position in self.layout.passed:
-            return "windows"
-        if position in self.scaled.values():
-            return "scaled weights"
-        return "shared" if position in self.once else "columns"
-
-
-@dataclass(frozen=True)
-class Plan:
-    """All that a call pulls back.
-
-    Columns that start at the output go through ``stages``. A diagonal passes the nodes
-    ``diagonal``: those in ``chains`` with the layers below, those in ``activations`` with the
-    activation before. It becomes columns at the results (position, index) in ``columns``.
-    """
-
-    stages: tuple[Stage, ...] = ()
-    diagonal: tuple[int, ...] = ()
-    chains: Mapping[int, Chain] = field(default_factory=dict)
-    activations: Mapping[int, int] = field(default_factory=dict)
-    columns: Mapping[tuple[int, int], tuple[Stage, ...]] = field(default_factory=dict)
-
-
-def default_budget(graph: Graph, size: int) -> int:
-    """Half as much as the activations of the forward pass, and at least 16 MiB.
-
-    The other half is for what ops need beside the columns.
-    """
-    return max(graph.trace.entries * size // 2, 1 << 24)
 
 
 def columns_at_once(graph: Graph, budget: int, kept: int = 0) -> int:

@@ -22,7 +22,6 @@ from lapkernels.curvature.backward.columns import (
     pull_weights,
 )
 from lapkernels.curvature.backward.layout import Layout, Tile, layout_of, tiles
-from lapkernels.curvature.backward.planner import Stage
 from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules.windows.lanes import Place
@@ -34,21 +33,21 @@ AtPixels = Callable[[tuple[slice, ...]], Tensor]
 
 def pull_windows(
     graph: Graph,
-    stage: Stage,
+    section: Section,
+    layout: Layout,
+    step: int,
     local: AtPixels,
     collector: Collector,
     ended: Callable[[Value, Tensor], None] | None = None,
 ) -> Iterator[Tensor]:
-    """Pull columns that start at the pixels of a stage's entry back through it, tile by tile.
+    """Pull columns that start at the pixels of a section's entry back through it, tile by tile.
 
-    Yields the columns of each tile at the stage's exit; ``ended`` gets the sum of their squares at
-    each of its ends.
+    Yields the columns of each tile at the section's exit; ``ended`` gets the sum of their squares
+    at each of its ends.
     """
-    section, layout = stage.section, stage.layout
-    assert layout is not None
     count, size = section.entry.shape[0], section.entry.shape[2:]
     walk = WindowWalk(graph, section)
-    for tile, where in tiles(count, size, layout.multiple, stage.step):
+    for tile, where in tiles(count, size, layout.multiple, step):
         part = local(where).flatten(3)  # [J, N, C, pixels]
         ones = (1,) * len(size)
         s = part.permute(0, 2, 1, 3).flatten(2).reshape(len(part), -1, *ones, tile.lanes.size)

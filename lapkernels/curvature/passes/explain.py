@@ -9,9 +9,10 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.backward.carry import Plan, Stage
 from lapkernels.curvature.backward.columns import Collector, pull_columns
 from lapkernels.curvature.backward.cost import TRIANGLE, products
-from lapkernels.curvature.backward.planner import Plan, Stage, plan_diagonal
+from lapkernels.curvature.backward.planner import plan_diagonal
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.recording.graph import Graph, Share
 from lapkernels.likelihoods import Likelihood

@@ -10,13 +10,11 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.carry import at_pixels, autograd_columns, carry
+from lapkernels.curvature.backward.carry import Plan, at_pixels, autograd_columns, carry
 from lapkernels.curvature.backward.columns import Collector, pull_columns
 from lapkernels.curvature.backward.cost import Load
 from lapkernels.curvature.backward.planner import (
-    Plan,
     columns_at_once,
-    default_budget,
     plan_autograd,
     plan_columns,
     plan_mixed,
@@ -67,10 +65,13 @@ class Pass:
 
     @property
     def allowed(self) -> int:
-        """Bytes of columns in the backward pass."""
+        """Bytes of columns in the backward pass.
+
+        By default half as much as the activations, and at least 16 MiB: ops need the other half.
+        """
         if self.budget is not None:
             return self.budget
-        return default_budget(self.graph, self.prediction.element_size())
+        return max(self.graph.trace.entries * self.prediction.element_size() // 2, 1 << 24)
 
     @property
     def columns_in_budget(self) -> int:

@@ -9,9 +9,9 @@ from math import prod
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.backward.carry import Stage
 from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.backward.layout import Tile, tiles
-from lapkernels.curvature.backward.planner import Stage
 from lapkernels.curvature.backward.windows import WindowWalk
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.ops.base.chunks import slices

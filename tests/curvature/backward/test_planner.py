@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from lapkernels.curvature.backward import carry, columns, diagonal, mixed, windows
+from lapkernels.curvature.backward.carry import Plan, Stage
 from lapkernels.curvature.backward.chains import Chain
-from lapkernels.curvature.backward.planner import Plan, Stage, plan_diagonal
+from lapkernels.curvature.backward.planner import plan_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.explain import explain_plan
 from lapkernels.curvature.passes.passes import Pass, passes
