@@ -24,8 +24,8 @@ from torch import Tensor
 from lapkernels.ops.base.geometry import check_groups, check_same, check_shape
 from lapkernels.ops.base.registration import register
 from lapkernels.ops.base.windows import (
-    PLACES,
-    check_places,
+    TAPS,
+    check_taps,
     check_window,
     met,
     placed,
@@ -55,7 +55,7 @@ def window_pull(
     kernel_size = weight.shape[2:]
     if not 3 <= weight.dim() <= 5:
         raise ValueError(f"weight has shape {tuple(weight.shape)}: 3 to 5 dimensions are needed")
-    check_places(kernel_size, stride, dilation, offset, groups)
+    check_taps(kernel_size, stride, dilation, offset, groups)
     check_window("s", s, len(kernel_size))
     check_same("s", s, weight=weight, factor=factor)
     check_groups(weight.shape[0], "weight", groups)
@@ -122,7 +122,7 @@ def _shape(
 
 _op = register(
     "window_pull",
-    f"Tensor s, Tensor weight, int[] size, {PLACES}, bool transposed, Tensor? factor",
+    f"Tensor s, Tensor weight, int[] size, {TAPS}, bool transposed, Tensor? factor",
     reference=_reference,
     shape=_shape,
 )

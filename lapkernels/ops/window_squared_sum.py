@@ -17,8 +17,8 @@ from torch import Tensor
 from lapkernels.ops.base.geometry import check_groups, check_same
 from lapkernels.ops.base.registration import register
 from lapkernels.ops.base.windows import (
-    PLACES,
-    check_places,
+    TAPS,
+    check_taps,
     check_window,
     met,
     taken,
@@ -45,7 +45,7 @@ def window_squared_sum(
     windows are those of its output, in a transposed convolution those of its input.
     With ``out`` the result is ``out <- decay * out + scale * D``, in place.
     """
-    check_places(kernel_size, stride, dilation, offset, groups)
+    check_taps(kernel_size, stride, dilation, offset, groups)
     for name, window in (("small", small), ("large", large)):
         check_window(name, window, len(kernel_size))
         check_groups(window.shape[1], name, groups)
@@ -102,7 +102,7 @@ def _shape(
 
 _op = register(
     "window_squared_sum",
-    f"Tensor small, Tensor large, int[] kernel_size, {PLACES}",
+    f"Tensor small, Tensor large, int[] kernel_size, {TAPS}",
     reference=_reference,
     shape=_shape,
 )

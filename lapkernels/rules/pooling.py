@@ -147,7 +147,7 @@ class MaxUnpool(Movement):
         self.spatial = 2 if call.name == "aten::max_unpool2d" else 3
         where = elementwise([(x.samples, x.shape), (index.samples, index.shape)], x.shape)
         dims = window_dims(x.shape, self.spatial)
-        self.samples = call.place(where, lambda found: along(found, dims, "it places"))
+        self.samples = call.place(where, lambda found: along(found, dims, "it unpools"))
         self.index = index.kept()
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor | None:

@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def along_positions(flat, sizes, origin, strides, STEP: tl.constexpr):
-    """Offset and places of flat positions on a grid of these sizes."""
+    """Offset and coordinates of flat positions on a grid of these sizes."""
     rest = flat // sizes[2]
     place0 = rest // sizes[1] * STEP[0] + origin[0]
     place1 = rest % sizes[1] * STEP[1] + origin[1]
@@ -29,7 +29,7 @@ def along_positions(flat, sizes, origin, strides, STEP: tl.constexpr):
 
 @triton.jit
 def along_indices(flat, first_channel, counts, strides, SPREAD: tl.constexpr):
-    """Offset and places of flat indices (channel, tap); `counts` are the taps a dimension."""
+    """Offset and coordinates of flat indices (channel, tap); `counts` are the taps a dimension."""
     taps = counts[0] * counts[1] * counts[2]
     tap = flat % taps
     rest = tap // counts[2]

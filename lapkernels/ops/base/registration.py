@@ -272,8 +272,8 @@ def tensor_finder(arguments: str) -> Callable[[Sequence[Any]], list[Tensor]]:
     kinds = [argument.split()[0] for argument in arguments.split(", ")]
     if "Tensor[]" in kinds:
         return tensors_of
-    places = [place for place, kind in enumerate(kinds) if kind.startswith("Tensor")]
-    return lambda values: [values[place] for place in places if values[place] is not None]
+    indices = [index for index, kind in enumerate(kinds) if kind.startswith("Tensor")]
+    return lambda values: [values[index] for index in indices if values[index] is not None]
 
 
 def check_out(out: Tensor, shape: Sequence[int], like: Tensor) -> None:

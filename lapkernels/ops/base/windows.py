@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 # The geometry arguments of all ops on windows.
-PLACES = "int[] stride, int[] dilation, int[] offset, int groups"
+TAPS = "int[] stride, int[] dilation, int[] offset, int groups"
 
 
 def tap_starts(
@@ -82,7 +82,7 @@ def check_window(name: str, tensor: Tensor, dims: int) -> None:
         )
 
 
-def check_places(
+def check_taps(
     kernel_size: Sequence[int],
     stride: Sequence[int],
     dilation: Sequence[int],
