@@ -104,9 +104,10 @@ void convolve_phase(const Context& context, const Convolution<T>& c, const Outpu
 
   // Rows with too few sums to hide their latency go together, with what lies between them.
   const int64_t width = p.count(2, 0);
-  const bool is_short = std::min<int64_t>(4, rows) * ceil_div(width, kWidth<T>) < 8;
+  const int64_t sums = std::min<int64_t>(kTileRows, rows) * ceil_div(width, kWidth<T>);
+  const int64_t fit = tuning::kShortVectors * kWidth<T> / p.lengths[2];
   const int64_t together =
-      is_short ? std::clamp<int64_t>(12 * kWidth<T> / p.lengths[2], 1, p.count(1, 0)) : 1;
+      sums < tuning::kShortSums ? std::clamp<int64_t>(fit, 1, p.count(1, 0)) : 1;
   const int64_t pitch = round_up((together - 1) * p.lengths[2] + width, kWidth<T>);
 
   // Weights of each stream and all groups, blocks of channels one after another.

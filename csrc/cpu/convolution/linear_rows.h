@@ -27,7 +27,7 @@ struct Flow {
 template <class T>
 void linear_input(const Context& context, std::span<const Flow<T>> flows, Grid<const T> weight,
                   Grid<const T> z, Activation activation, double slope) {
-  constexpr int64_t kStretch = 5 * kPanel<T>, kBlock = 64;
+  constexpr int64_t kStretch = tuning::kLinearPanels * kPanel<T>, kBlock = tuning::kLinearRows;
   const int64_t features = weight.size[2], terms = weight.size[1], samples = z.size[1];
   context.parallel_for(ceil_div(features, kStretch), [&](int64_t task) {
     const int64_t first = task * kStretch, width = std::min(kStretch, features - first);

@@ -1,7 +1,7 @@
 // All kernels for one instruction set, each of whose files is included here alone, inside a
-// namespace. The .cpp files beside this one define LAPKERNELS_ISA (a namespace), the vector's bytes
-// and registers, and LAPKERNELS_TUNING (the machine's constants), turn the instruction set on, and
-// include this file once.
+// namespace. The .cpp files beside this one define LAPKERNELS_ISA (a namespace), the bytes of a
+// vector and LAPKERNELS_TUNING (the machine's constants), turn the instruction set on, and include
+// this file once.
 
 namespace lapkernels::LAPKERNELS_ISA {
 

@@ -12,7 +12,6 @@
 #define LAPKERNELS_ISA avx2
 #define LAPKERNELS_ISA_NAME "avx2"
 #define LAPKERNELS_VECTOR_BYTES 32
-#define LAPKERNELS_VECTOR_REGISTERS 16
 #define LAPKERNELS_TUNING "../tuning/avx2.h"
 #include "all_kernels.h"
 

@@ -13,7 +13,6 @@
 #define LAPKERNELS_ISA avx512
 #define LAPKERNELS_ISA_NAME "avx512"
 #define LAPKERNELS_VECTOR_BYTES 64
-#define LAPKERNELS_VECTOR_REGISTERS 32
 #define LAPKERNELS_TUNING "../tuning/avx512.h"
 #include "all_kernels.h"
 

@@ -4,6 +4,5 @@
 #define LAPKERNELS_ISA baseline
 #define LAPKERNELS_ISA_NAME "baseline"
 #define LAPKERNELS_VECTOR_BYTES 16
-#define LAPKERNELS_VECTOR_REGISTERS 16
 #define LAPKERNELS_TUNING "../tuning/baseline.h"
 #include "all_kernels.h"

@@ -2,7 +2,6 @@
 // them. Nothing here knows what is computed.
 
 constexpr int kVectorBytes = LAPKERNELS_VECTOR_BYTES;
-constexpr bool kManyRegisters = LAPKERNELS_VECTOR_REGISTERS >= 32;
 
 // A vector as it lies in memory and in a register, and one of 16 bytes.
 template <class T>

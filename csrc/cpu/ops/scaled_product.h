@@ -7,7 +7,7 @@
 template <class T>
 void scaled_product(const Context& context, Grid<T> out, Update update, Grid<const T> rows,
                     Grid<const T> factor, Grid<const T> weight) {
-  constexpr int64_t kBlock = 4 * kRows, kDepth = 256;
+  constexpr int64_t kBlock = 4 * kRows, kDepth = tuning::kProductDepth;
   const int64_t count = rows.size[1], features = rows.size[2], columns = weight.size[2];
   const int64_t blocks = ceil_div(count, kBlock), panels = ceil_div(columns, kPanel<T>);
   // First and last + 1 of the features that are not zero in each block.

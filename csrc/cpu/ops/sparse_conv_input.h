@@ -42,10 +42,15 @@ void write_image(const Grid<T>& out, int64_t v, int64_t n, Update update, const 
     for (int64_t y = 0; y < out.size[4]; ++y) {
       const T* from =
           image + patch.entry(z + taps.padding[0], y + taps.padding[1], taps.padding[2]);
+      T* to = address(out, n, 0, std::array{z, y, int64_t(0)}) + v * out.stride[0];
+      if (update.decay == 0 && update.scale == 1 && out.stride[5] == 1) {
+        interleave(to, out.stride[2], from, 1, patch.channels, nx, patch.channels);
+        continue;
+      }
       interleave(row, nx, from, 1, patch.channels, nx, patch.channels);
       for (int64_t i = 0; i < patch.channels; ++i)
-        write_row<T>(address(out, n, i, std::array{z, y, int64_t(0)}) + v * out.stride[0],
-                     out.stride[5], update, row + i * nx, {}, nullptr, 0, nx);
+        write_row<T>(to + i * out.stride[2], out.stride[5], update, row + i * nx, {}, nullptr, 0,
+                     nx);
     }
 }
 

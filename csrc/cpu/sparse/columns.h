@@ -73,7 +73,7 @@ struct SparseRows {
       for (int64_t e = begin[r]; e < begin[r + 1]; ++e) {
         const int64_t at = to.begin[index[e] + 1]++;
         to.index[at] = r;
-        std::copy_n(values.data() + e * columns, columns, to.values.data() + at * columns);
+        for (int64_t v = 0; v < columns; ++v) to.values[at * columns + v] = values[e * columns + v];
       }
     to.begin.pop_back();
     return to;
@@ -87,7 +87,10 @@ class SparseReader {
   SparseReader(const Grid<const T>& s, int64_t most_columns)
       : s_(s),
         positions_(s.size[3] * s.size[4] * s.size[5]),
-        lines_(most_columns * positions_),
+        flat_(s.stride[5] == 1 && s.stride[4] == s.size[5] &&
+              (s.size[3] == 1 || s.stride[3] == s.size[4] * s.size[5])),
+        copies_(flat_ ? 0 : most_columns * positions_),
+        lines_(most_columns),
         any_(positions_) {}
 
   // Columns [first, first + columns) and channels [from, to) of sample n.
@@ -106,7 +109,7 @@ class SparseReader {
       rows.values.resize(found * columns);
       for (int64_t e = rows.begin.back(); e < found; ++e)
         for (int64_t v = 0; v < columns; ++v)
-          rows.values[e * columns + v] = lines_.data()[v * positions_ + rows.index[e]];
+          rows.values[e * columns + v] = lines_[v][rows.index[e]];
       rows.begin.push_back(found);
     }
   }
@@ -114,26 +117,27 @@ class SparseReader {
  private:
   using Flag = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
 
-  // Copies a channel's columns, and marks the positions at which one of them is not zero.
+  // Finds a channel's columns, and marks the positions at which one of them is not zero.
   void fill(int64_t n, int64_t first, int64_t columns, int64_t channel) {
-    const bool flat = s_.stride[4] == s_.size[5] * s_.stride[5];
-    const int64_t length = flat ? s_.size[4] * s_.size[5] : s_.size[5];
     Flag* any = any_.data();
     std::fill_n(any, positions_, Flag(0));
     for (int64_t v = 0; v < columns; ++v) {
-      T* const line = lines_.data() + v * positions_;
-      for (int64_t t = 0; t < positions_; t += length) {
-        const std::array u{t / s_.size[5] / s_.size[4], t / s_.size[5] % s_.size[4], int64_t(0)};
-        copy_row(line + t, address(s_, n, channel, u) + (first + v) * s_.stride[0], length,
-                 s_.stride[5], Identity{});
-      }
+      const T* from = s_.channel(first + v, n, channel);
+      lines_[v] = flat_ ? from : copies_.data() + v * positions_;
+      for (int64_t row = 0; !flat_ && row < s_.size[3] * s_.size[4]; ++row)
+        copy_row(copies_.data() + v * positions_ + row * s_.size[5],
+                 from + row / s_.size[4] * s_.stride[3] + row % s_.size[4] * s_.stride[4],
+                 s_.size[5], s_.stride[5], Identity{});
+      const T* line = lines_[v];
       for (int64_t t = 0; t < positions_; ++t) any[t] |= line[t] != T(0);
     }
   }
 
   Grid<const T> s_;
   int64_t positions_;
-  Scratch<T> lines_;
+  bool flat_;
+  Scratch<T> copies_;
+  std::vector<const T*> lines_;  // of each column
   std::vector<Flag> any_;
 };
 

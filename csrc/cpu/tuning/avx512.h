@@ -45,8 +45,13 @@ constexpr int64_t kWindowVectors = 16, kWindowTasks = 16;
 // Pulls of windows (ops/window_pull.h): packed bytes and groups of lanes of a chunk.
 constexpr int64_t kPullBytes = 192 << 10, kPullGroups = 8;
 
-// Convolutions: bytes of padded arrays, and positions of a row block at least.
+// Convolutions: bytes of padded arrays, and positions of a row block at least; sums of a tile below
+// which rows go together, and vectors of what goes together.
 constexpr int64_t kConvolutionBytes = 192 << 10, kConvolutionPositions = 256;
+constexpr int64_t kShortSums = 8, kShortVectors = 12;
+
+// Rows of the weight of a linear layer that are packed at a time, of so many panels.
+constexpr int64_t kLinearRows = 64, kLinearPanels = 5;
 
 // Sparse columns (ops/sparse_*.h): positions that a tile of the weight visits in turn, output
 // channels of a block, and tasks that few blocks are split into.
