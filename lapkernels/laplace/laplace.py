@@ -245,7 +245,7 @@ class Laplace:
         ``how``: "linearised" (the model's own output as mean, J Σ Jᵀ as covariance), "propagated"
         (variances passed forward, all outputs at the cost of about two passes, an approximation),
         or "weights" (an average over ``samples`` drawn models). ``link`` gives class probabilities:
-        "probit", "mc", "bridge" or "mean_field". ``joint`` asks for the covariance between outputs,
+        "probit", "mc", "bridge" or "mean_field". ``joint`` adds the covariance between outputs,
         ``outputs`` for some of the flattened outputs alone, [k] or [N, k].
         """
         return predict(

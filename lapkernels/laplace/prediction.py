@@ -42,7 +42,7 @@ class Prediction:
     """The predictive distribution of N inputs.
 
     ``mean`` and ``variance`` [N, *out] are of the outputs f; ``covariance`` [N, D, D] is joint over
-    the flattened outputs, None unless asked for. ``expected`` is E[y]: class probabilities, the
+    the flattened outputs, None unless ``joint``. ``expected`` is E[y]: class probabilities, the
     rate of counts, or the mean itself; None if ``outputs`` picked single logits.
     ``noise`` is the variance of y around f in regression.
     """

@@ -87,8 +87,8 @@ def matrix_entries(share: Share, parameter: Tensor) -> Tensor | None:
 def _in_order(share: Share, use: WeightUse) -> bool:
     """Whether the entries are in order, as far as that is known without comparing them."""
     if use.geometry.is_linear and use.flipped:
-        turned = share.chain[0].rule if len(share.chain) == 1 else None
-        return isinstance(turned, Permute) and list(turned.order) == [1, 0]
+        moved = share.chain[0].rule if len(share.chain) == 1 else None
+        return isinstance(moved, Permute) and list(moved.order) == [1, 0]
     return not share.chain and not use.flipped and not use.geometry.transposed
 
 

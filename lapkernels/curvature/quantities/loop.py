@@ -77,7 +77,7 @@ class Loop:
 
 
 class OutputLoop:
-    """A pass for each batch of inputs, with the flat outputs [N, k] that are asked for.
+    """A pass for each batch of inputs, with the selected flat outputs [N, k].
 
     ``outputs`` is None for all of them, [k] for all samples or [N, k] for each sample of all
     batches, one after the other. Outputs have to be finite.

@@ -1,7 +1,7 @@
 r"""Variance of all outputs at once, passed forward from op to op: an approximation.
 
-The forward dual of the approximate diagonal. A convolution with independent weights turns variances
-into
+The forward dual of the approximate diagonal. A convolution with independent weights maps variances
+to
 
 .. math:: v_z = \mathrm{conv}(x^2, \sigma_w^2) + \mathrm{conv}(v_x, w^2) + \sigma_b^2, \qquad
           v_a = \varphi'(z)^2 v_z,
