@@ -12,7 +12,7 @@
 template <class T, int m, int r>
 class Winograd {
   using F = Transforms<T, m, r>;
-  static constexpr int P = F::points, kPlanes = P * P;
+  static constexpr int P = F::nodes, kPlanes = P * P;
 
  public:
   static constexpr bool kDirect = false;

@@ -83,7 +83,7 @@ class WinogradOperand {
 
  private:
   using Key = std::array<int64_t, 4>;  // sample, column, channel, row_block
-  static constexpr int P = F::points, kPlanes = P * P;
+  static constexpr int P = F::nodes, kPlanes = P * P;
   static constexpr int kHalo = kWindows ? m - 1 : 0, kSpan = r + kHalo;
 
   int64_t width() const { return r * across_ + kHalo; }

@@ -1,26 +1,26 @@
 // Winograd's F(m, r) along one axis: m taps of a weight gradient from a tile of r positions.
 //
 // The taps g_k = sum_j s_j x_{j+k}, k < m, that a tile of positions s_0 .. s_{r-1} adds are, with
-// n = m + r - 1 evaluation points p (Toom-Cook),
+// n = m + r - 1 evaluation nodes p (Toom-Cook),
 //   g_k = scale sum_p p^k (sum_j p^j s_j) w_p(x),
-// one product a point instead of one for each tap and position. The point at infinity takes the
+// one product a node instead of one for each tap and position. The node at infinity takes the
 // last coefficient; w_p(x) are the coefficients of prod_{q != p} (z - q) applied to x, over their
-// value at z = p. Six points are 0, 1, -1, 2, -2 and infinity; four do without 2 and -2. All
+// value at z = p. Six nodes are 0, 1, -1, 2, -2 and infinity; four do without 2 and -2. All
 // constants but `scale` = 1 / `divisor` are exact in binary, and a multiple of 3 or 9 times the
 // rounded inverse is rounded to the quotient, so that integers stay exact.
 
 template <class T, int m, int r>
 struct Transforms {
   using Vector = Reg<T>;
-  static constexpr int points = m + r - 1;
-  static_assert(points == 4 || points == 6);
-  static constexpr int pairs = points / 2 - 1;  // of points 1 and 2, and their negatives
-  static constexpr int divisor = points == 4 ? 1 : 3;
+  static constexpr int nodes = m + r - 1;
+  static_assert(nodes == 4 || nodes == 6);
+  static constexpr int pairs = nodes / 2 - 1;  // of nodes 1 and 2, and their negatives
+  static constexpr int divisor = nodes == 4 ? 1 : 3;
 
   // out_p = sum_j p^j in_j
   static void positions(const Vector* in, Vector* out) {
     out[0] = in[0];
-    out[points - 1] = in[r - 1];
+    out[nodes - 1] = in[r - 1];
     for (int h = 0; h < pairs; ++h) {
       Vector even = in[0], odd = in[1] * power(h, 1);
       for (int j = 2; j < r; ++j) (j % 2 == 0 ? even : odd) += in[j] * power(h, j);
@@ -31,7 +31,7 @@ struct Transforms {
 
   // out_p = w_p(in) / scale
   static void windows(const Vector* in, Vector* out) {
-    if constexpr (points == 4) {
+    if constexpr (nodes == 4) {
       out[0] = in[0] - in[2];
       out[1] = (in[1] + in[2]) * T(0.5);
       out[2] = (in[2] - in[1]) * T(0.5);
@@ -57,10 +57,10 @@ struct Transforms {
                   power(h, k);
     }
     out[0] += in[0];
-    out[m - 1] += in[points - 1];
+    out[m - 1] += in[nodes - 1];
   }
 
  private:
-  // The j-th power of the points of pair h, 1 or 2.
+  // The j-th power of the nodes of pair h, 1 or 2.
   static constexpr T power(int h, int j) { return h == 0 ? T(1) : T(1 << j); }
 };
