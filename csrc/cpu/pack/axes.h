@@ -1,4 +1,6 @@
-// Copies of a tensor's channels in which every tap of a kernel is one flat offset.
+// Axes of padded images, in which every tap of a kernel is one flat offset. This folder has the
+// copies that kernels read instead of tensors: padded images (padded.h) and transposed lines
+// (transpose.h); not what is multiplied.
 //
 // An axis of length T (positions) reads a source u = t * stride + shift(k) for its taps k. With
 // shift(k) = stride * offset(k) + phase(k), 0 <= phase < stride, that is entry t + offset(k) of the

@@ -1,4 +1,6 @@
-// Axes and the range of positions of the outermost one that is held at a time (a row block).
+// Padded images of a tensor's channels, some rows of positions (a row block) at a time.
+
+// Axes, and the positions of the outermost one that are held at a time.
 struct Planes {
   Axes axes;
   int outer;           // the row blocks cut this axis: the first of length over one

@@ -29,11 +29,9 @@ constexpr int64_t kProductDepth = 256, kLagPositions = 128, kLagChannels = 8;
 constexpr double kPanelCost[] = {1.5, 2.2, 3.2};
 constexpr double kCopied = 0.3, kTransposed = 1.2, kShifted = 2, kStored = 14;
 
-// Winograd: vectors of a panel of the inner side, enough sums to hide their latency and few enough
-// to go on with the next plane while they are stored; the others that lie next to each other (with
-// AVX-512 a cache line would hold those of two steps); what a lone vector waits, and what a tile's
-// transforms take.
-constexpr int kWinogradVectors = 3, kWinogradPack = 8;
+// Winograd: rows or channels that are broadcast and lie next to each other (with AVX-512 a cache
+// line would hold those of two steps); what a lone vector waits, and what a tile's transforms take.
+constexpr int kWinogradPack = 8;
 constexpr double kLoneVector = 1.7, kTileCost = 1;
 
 // Sums over windows (ops/window_squared_sum.h): rows and channels of a block of the weight, the

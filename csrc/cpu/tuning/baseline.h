@@ -29,12 +29,10 @@ constexpr int64_t kProductDepth = 256, kLagPositions = 128, kLagChannels = 8;
 constexpr double kPanelCost[] = {1.25, 2.2, 3.2};
 constexpr double kCopied = 0.3, kTransposed = 0.8, kShifted = 1.2, kStored = 14;
 
-// Winograd: vectors of a panel of the inner side, enough sums to hide their latency and few enough
-// to go on with the next plane while they are stored; the others that lie next to each other (with
-// AVX-512 a cache line would hold those of two steps); what a lone vector waits, and what a tile's
-// transforms take.
-constexpr int kWinogradVectors = 2, kWinogradPack = 8;
-constexpr double kLoneVector = 1, kTileCost = 1.1;
+// Winograd: rows or channels that are broadcast and lie next to each other (with AVX-512 a cache
+// line would hold those of two steps); what a lone vector waits, and what a tile's transforms take.
+constexpr int kWinogradPack = 8;
+constexpr double kLoneVector = 1, kTileCost = 0.9;
 
 // Sums over windows (ops/window_squared_sum.h): rows and channels of a block of the weight, the
 // bytes of a tile's operands (first-level cache) and of a chunk of lanes (second-level), vectors of

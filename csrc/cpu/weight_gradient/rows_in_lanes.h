@@ -27,8 +27,8 @@ class RowsInLanes {
 
   // Samples whose positions fill a panel.
   static int64_t together(const Correlation<T>& p, const Planes& planes) {
-    if (planes.row_blocks() > 1 || p.columns > 1) return 1;
-    return std::clamp<int64_t>(tuning::kPanelPositions / p.positions, 1, p.samples);
+    if (planes.row_blocks() != 1 || p.columns > 1) return 1;
+    return std::max<int64_t>(1, std::min(tuning::kPanelPositions / p.positions, p.samples));
   }
 
   RowsInLanes(const Correlation<T>& p, const Planes& planes, int64_t rows, int64_t channels)

@@ -23,8 +23,9 @@ class Winograd {
     return p.may_transform && p.small.size[3] == 1 && t.padding[0] == 0 && p.large.size[3] == 1;
   }
 
-  // Vectors of a panel, and others that it meets at a time.
-  static constexpr int kVectors = tuning::kWinogradVectors, kOthers = 4;
+  // Others that a panel meets at a time: sums enough to hide their latency, few enough to go on
+  // with the next plane while they are stored.
+  static constexpr int kOthers = 4;
 
   // The side of fewer vectors in all; of equal ones that which comes in whole panels, or in more
   // than one vector.
@@ -33,8 +34,8 @@ class Winograd {
     const int64_t channel_vectors = ceil_div(channels, kWidth<T>);
     if (row_vectors * channels != channel_vectors * rows)
       return row_vectors * channels < channel_vectors * rows;
-    if (row_vectors % kVectors == 0 || channel_vectors % kVectors == 0)
-      return row_vectors % kVectors == 0;
+    if (row_vectors % kColumns == 0 || channel_vectors % kColumns == 0)
+      return row_vectors % kColumns == 0;
     return row_vectors > 1 || channel_vectors == 1;
   }
 
@@ -124,12 +125,7 @@ class Winograd {
     return std::clamp<int64_t>(tuning::kTileBytes / row, 1, tiles_down(p));
   }
 
-  // A single vector left over goes with the last panel.
-  static int64_t panels(int64_t inner) {
-    const int64_t vectors = ceil_div(inner, kWidth<T>);
-    return kVectors == kColumns ? ceil_div(vectors, kVectors)
-                                : std::max<int64_t>(1, vectors / kVectors);
-  }
+  static int64_t panels(int64_t inner) { return ceil_div(inner, kPanel<T>); }
   int64_t row_blocks() const { return ceil_div(down_, held_); }
   // Others that a panel meets at a time.
   int64_t step() const { return inner_ > kWidth<T> ? kOthers : kPack; }

@@ -1,4 +1,6 @@
-// Winograd's F(m, r) along one axis: m taps of a weight gradient from a tile of r positions.
+// Winograd's F(m, r) along one axis: m taps of a weight gradient from a tile of r positions. This
+// folder has weight gradients by it: an operand in both dimensions (operand.h), and the strategy
+// (gradient.h), whose interface is that of weight_gradient/choose.h.
 //
 // The taps g_k = sum_j s_j x_{j+k}, k < m, that a tile of positions s_0 .. s_{r-1} adds are, with
 // n = m + r - 1 evaluation nodes p (Toom-Cook),
