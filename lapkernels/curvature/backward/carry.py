@@ -153,8 +153,10 @@ def _pulled(
             autograd_columns(graph, chunk(first, last), collector)
             yield None
         else:
-            s = chunk(first, last)
-            yield pull_columns(graph, s, collector, stage.section, stage.scaled, squared)
+            # The columns are not held here while the next ones are made.
+            yield pull_columns(
+                graph, chunk(first, last), collector, stage.section, stage.scaled, squared
+            )
 
 
 def at_pixels(local: Tensor | None) -> AtPixels | None:
