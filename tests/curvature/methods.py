@@ -69,11 +69,14 @@ class Variant:
     compare: Callable[[Case, Any], list[Pair]]
     options: dict[str, Any] = field(default_factory=dict)
     likelihood: bool = True
+    gradient: bool = False
 
     @property
-    def method(self) -> str:
+    def methods(self) -> tuple[str, ...]:
+        """Whose rounding errors this has: a gradient is as well known as its squares are."""
         drawn = self.options.get("sampler", "labels")
-        return "signs" if drawn == "signs" else self.options.get("method", "exact")
+        method = "signs" if drawn == "signs" else self.options.get("method", "exact")
+        return (method, "empirical") if self.gradient else (method,)
 
     def run(self, problem: check.Problem) -> Any:
         options = dict(self.options)
@@ -103,10 +106,13 @@ def _diagonals(turn: Turn) -> Iterator[Variant]:
         return [(found, case.truth.diag(case.hessian()))]
 
     def with_gradient(method: str, case: Case, found: Any) -> list[Pair]:
-        gradient = case.truth.gradient(case.noise, case.dtype)
-        known = {"loss": case.truth.loss(case.noise, case.dtype), **_prefixed(gradient)}
-        own = {"loss": found.loss, **_prefixed(found.gradient), **found.diagonal}
-        return [(own, {**known, **true}) for true in case.diagonals(method)]
+        true = case.truth.gradient(case.noise, case.dtype)
+        size = case.truth.gradient_size(case.noise, case.dtype)
+        # A gradient may cancel to nothing: errors are relative to the size of its terms.
+        shifted = {name: size[name] + g - true[name] for name, g in found.gradient.items()}
+        known = {"loss": case.truth.loss(case.noise, case.dtype), **_prefixed(size)}
+        own = {"loss": found.loss, **_prefixed(shifted), **found.diagonal}
+        return [(own, {**known, **diagonal}) for diagonal in case.diagonals(method)]
 
     call = _called(lk.diag)
     by_turns = {"mc": {"route": turn.route}, "empirical": {"route": turn.route}}
@@ -123,6 +129,7 @@ def _diagonals(turn: Turn) -> Iterator[Variant]:
         _called(lk.gradient_and_diag),
         partial(with_gradient, turn.diagonal),
         {"method": "exact", **DIAGONALS[turn.diagonal]},
+        gradient=True,
     )
 
 

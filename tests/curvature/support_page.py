@@ -109,6 +109,11 @@ REASONS = {
         "the parameter as it stands is no layer's weight",
         "it has no Kronecker factors: `blocks`",
     ),
+    "z": Reason(
+        "is not finite",
+        "torch's second derivative is NaN where labels make a gradient zero",
+        "class weights of zero do, for one: everything else works",
+    ),
     "n": Reason(
         "neurons are not defined",
         "a weight has other neurons in another use",

@@ -143,6 +143,13 @@ class Truth:
         flat = torch.einsum("nd,ndp->p", problem.noise.score(f, problem.y), j)
         return oracle.diag(flat.diag(), self.model)
 
+    def gradient_size(self, noise: str, dtype: torch.dtype) -> dict[str, Tensor]:
+        """The same with all terms positive: what rounding errors of the gradient scale with."""
+        problem, (j, f) = self.problem(noise, dtype), self.jacobians
+        score = problem.noise.score(f, problem.y)
+        flat = torch.einsum("nd,ndp->p", score.abs(), j.abs())
+        return oracle.diag(flat.diag(), self.model)
+
     def single_error(self, noise: str, method: str) -> float:
         """How far autograd itself is off where the model runs in float32, one sample at a time.
 
