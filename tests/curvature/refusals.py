@@ -264,6 +264,13 @@ CASES = [
         "refuse",
         "scripted",
     ),
+    Case("scripted-root", lambda: _scripted(_chain(nn.Tanh())), "refuse", "scripted or traced"),
+    Case(
+        "traced-root",
+        lambda: torch.jit.trace(_chain(nn.Tanh()), torch.randn(2, 3).double()),
+        "refuse",
+        "scripted or traced",
+    ),
     # Inputs.
     Case(
         "input-nan",

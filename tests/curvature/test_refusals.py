@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -86,6 +86,30 @@ def test_refused_by_other_functions(case: refusals.Case, name: str) -> None:
     model, x = case.make()
     with check.quiet(), pytest.raises(REFUSALS):
         OTHER_FUNCTIONS[name](model, x)
+
+
+@pytest.mark.parametrize("name", ["diag", "autograd", *OTHER_FUNCTIONS])
+def test_overflow_is_named_or_has_autograds_answer(name: str) -> None:
+    """Behind a saturated tanh the gradient is zero, of inputs whose squares are infinite."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+    x = torch.full((2, 3), 1e200, dtype=torch.float64)
+    calls = {
+        "diag": lk.diag,
+        "autograd": partial(lk.diag, route="autograd"),
+        **OTHER_FUNCTIONS,
+    }
+    with check.quiet():
+        try:
+            found = calls[name](model, x)
+        except lk.Refused as error:
+            assert re.search("of (0.weight|the outputs) is not finite", str(error))
+            return
+    known, _ = oracle.jacobians(model, x)
+    assert not known["0.weight"].any()
+    held = list(found.values()) if isinstance(found, Mapping) else [found]
+    held += [part for one in held if hasattr(one, "__dict__") for part in vars(one).values()]
+    tensors = [one for one in held if isinstance(one, Tensor)]
+    assert tensors and all(bool(one.isfinite().all()) for one in tensors)
 
 
 @pytest.mark.parametrize("case, route", cases("handle", ROUTES))

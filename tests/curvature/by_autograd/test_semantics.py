@@ -160,6 +160,11 @@ MIDDLES: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, tuple[int, .
     "statistic-of-the-batch": (_statistic, {}),
     "quantile": (lambda net, x: x * torch.quantile(x, 0.3, dim=1, keepdim=True), {}),
     "foreach": (lambda net, x: torch._foreach_mul([x, x], 2.0)[0], {}),
+    "hessian-inside": (
+        lambda net, x: torch.func.vmap(torch.func.hessian(lambda t: (t**3).sum()))(x).sum(1),
+        {},
+    ),
+    "jvp-inside": (lambda net, x: torch.func.jvp(torch.sin, (x,), (x,))[1], {}),
     "gradient-inside": (
         lambda net, x: x * torch.func.vmap(torch.func.grad(lambda t: (t**3).sum()))(x),
         {},
