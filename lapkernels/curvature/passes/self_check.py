@@ -163,7 +163,7 @@ class _Check:
         for name, leaf, grad in zip(subject.chosen, leaves, found, strict=True):
             own = torch.zeros_like(leaf) if grad is None else grad.to_dense()
             # Autograd may return one tensor for two parameters, or an expanded number.
-            if not own.is_contiguous() or storage_of(own) in seen:
+            if own.numel() > 1 and 0 in own.stride() or storage_of(own) in seen:
                 own = own.clone(memory_format=torch.contiguous_format)
             seen.add(storage_of(own))
             gradients[name] = own
