@@ -4,8 +4,8 @@ namespace lapkernels {
 namespace {
 
 void conv_input(Tensor out, double decay, double scale, const Tensor& s, const Tensor& weight,
-                Ints input_size, Ints stride, Ints padding,
-                Ints dilation, int64_t groups, bool transposed) {
+                Ints input_size, Ints stride, Ints padding, Ints dilation, int64_t groups,
+                bool transposed) {
   const Taps taps = check_input_problem(out, "s", s, weight, input_size, stride, padding, dilation,
                                         groups, transposed);
   if (out.numel() == 0) return;

@@ -267,7 +267,7 @@ CASES = [
     Case("scripted-root", lambda: _scripted(_chain(nn.Tanh())), "refuse", "scripted or traced"),
     Case(
         "traced-root",
-        lambda: torch.jit.trace(_chain(nn.Tanh()), torch.randn(2, 3).double()),
+        lambda: _traced(_chain(nn.Tanh()), torch.randn(2, 3).double()),
         "refuse",
         "scripted or traced",
     ),
@@ -340,6 +340,10 @@ CASES = [
         "handle",
     ),
 ]
+
+
+def _traced(module: nn.Module, x: Tensor) -> Any:
+    return torch.jit.trace(module, x)
 
 
 def _scripted(module: nn.Module) -> Any:
