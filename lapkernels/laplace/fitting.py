@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lapkernels.curvature.data.batches import Batch, Observed, tensors_in
 from lapkernels.curvature.data.exchange import merged
-from lapkernels.curvature.data.processes import Part, Shard, check_parts, processes
+from lapkernels.curvature.data.processes import Part, Shard, processes
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.passes.passes import with_progress
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
@@ -150,7 +150,7 @@ def _swept(
     """Run to the end of a sweep; after each step save the sums of all processes."""
     while True:
         make = partial(step, stream, done)
-        found = part.together.everywhere("Laplace.fit", make, part.note, check_parts)
+        found = part.everywhere("Laplace.fit", make)
         if found is None:
             return done
         done = replace(found, measured=merged(done.measured, found.measured))

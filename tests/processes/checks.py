@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import lapkernels as lk
+from lapkernels.curvature.passes import self_check
 
 Check = Callable[[int, int, Path], None]
 CHECKS: dict[str, Check] = {}
@@ -223,6 +224,31 @@ def random_numbers(rank: int, size: int, folder: Path) -> None:
 
 def seeded() -> torch.Generator:
     return torch.Generator().manual_seed(5)
+
+
+@check
+def a_program_that_one_process_finds_wrong(rank: int, size: int, folder: Path) -> None:
+    """What is wrong for the samples of one process is not used by the others."""
+    model, data = smooth_model(), batches([4, 3, 2, 5], classes=True)
+    with pytest.MonkeyPatch.context() as patch:
+        real = self_check._Check.verdict
+
+        def doubtful(checked: Any) -> self_check.Verdict:
+            if rank == size - 1 and not checked.by_autograd:
+                return self_check.Verdict("", "the gradient of 0.weight is not autograd's")
+            return real(checked)
+
+        patch.setattr(self_check._Check, "verdict", doubtful)
+        calls = (
+            lambda: lk.diag(model, data, "categorical"),
+            lambda: lk.Laplace(model, "categorical").fit(data),
+        )
+        for call in calls if size > 1 else ():
+            with pytest.raises(ValueError, match=f"autograd's on rank {size - 1}.*rank 0.*route="):
+                call()
+        found = lk.diag(model, data, "categorical", route="autograd")
+        lk.diag(model, lk.Shard(data if rank == size - 1 else []), "categorical", route="autograd")
+    torch.testing.assert_close(dict(found), dict(lk.diag(smooth_model(), data, "categorical")))
 
 
 @check

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
@@ -26,6 +27,15 @@ from lapkernels.curvature.errors import NoBatch
 
 P = ParamSpec("P")
 R = TypeVar("R")
+# In a call of several processes: what is wrong with each program that this one runs, if anything.
+_problems: ContextVar[dict[str, str | None] | None] = ContextVar("problems", default=None)
+
+
+def tell_problem(program: Callable[[], str], problem: str | None) -> None:
+    """Let other processes know how a program compared with autograd here: all must agree."""
+    problems = _problems.get()
+    if problems is not None:
+        problems[program()] = problem
 
 
 def processes() -> Processes:
@@ -77,6 +87,7 @@ class Part:
         self.shard = isinstance(data, Shard)
         self.data = data.batches if isinstance(data, Shard) else data
         self._digest = hashlib.sha256()
+        self._problems: dict[str, str | None] = {}
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         for _, batch, own in self.numbered():
@@ -117,9 +128,21 @@ class Part:
         name = fingerprint({str(k): tensor for k, tensor in enumerate(tensors)})
         self._digest.update(name.encode())
 
-    def note(self) -> tuple[bool, str]:
-        """For the other processes: whether it is a shard, and a name for all that was read."""
-        return self.shard, self._digest.hexdigest()
+    def everywhere(self, what: str, make: Callable[[], R | None]) -> R | None:
+        """What all processes make, merged; raises unless their data and programs go together."""
+
+        def told() -> R | None:
+            self._problems = {}
+            token = _problems.set(self._problems)
+            try:
+                return make()
+            finally:
+                _problems.reset(token)
+
+        return self.together.everywhere(what, told, self._note, check_parts)
+
+    def _note(self) -> Note:
+        return Note(self.shard, self._digest.hexdigest(), self._problems)
 
     def sum(self, what: str, make: Callable[[], R]) -> R:
         """What all processes make of their parts, merged."""
@@ -132,21 +155,42 @@ class Part:
                     raise
                 return None
 
-        found = self.together.everywhere(what, local, self.note, check_parts)
+        found = self.everywhere(what, local)
         if found is None:
             raise NoBatch("data holds no batch on any process")
         return found
 
 
-def check_parts(notes: dict[int, tuple[bool, str]]) -> str | None:
-    """What is wrong with the data of all ranks together."""
+@dataclass(frozen=True)
+class Note:
+    """What one process tells the others: whether it read a shard, a name for all that it read, and
+    how its programs compared with autograd.
+    """
+
+    shard: bool
+    digest: str
+    problems: dict[str, str | None]
+
+
+def check_parts(notes: dict[int, Note]) -> str | None:
+    """What is wrong with the data, and the programs, of all ranks together."""
     first = notes[0]
     nothing = hashlib.sha256().hexdigest()
     seen: dict[str, int] = {}
-    for rank, (shard, digest) in sorted(notes.items()):
-        if shard != first[0]:
+    programs: dict[str, tuple[int, str | None]] = {}
+    for rank, note in sorted(notes.items()):
+        shard, digest = note.shard, note.digest
+        for program, problem in note.problems.items():
+            other, known = programs.setdefault(program, (rank, problem))
+            if (known is None) != (problem is None):
+                bad, good = (rank, other) if known is None else (other, rank)
+                return (
+                    f"{problem or known} on rank {bad}, and it is on rank {good}, which runs the "
+                    "same ops: give all processes route='autograd'"
+                )
+        if shard != first.shard:
             return f"ranks 0 and {rank}: Shard(data) is needed on all processes or on none"
-        if not shard and digest != first[1]:
+        if not shard and digest != first.digest:
             return (
                 f"ranks 0 and {rank} were given different data: give all processes the same data "
                 "in the same order (no shuffling, or by one seed), or lk.Shard(data) if each has a "

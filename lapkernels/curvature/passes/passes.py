@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,9 +29,10 @@ from lapkernels.curvature.data.contents import (
     plain,
 )
 from lapkernels.curvature.data.freed_memory import keep_freed_memory
+from lapkernels.curvature.data.processes import tell_problem
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.errors import Refused, SamplesLost
-from lapkernels.curvature.passes.self_check import close, verdict
+from lapkernels.curvature.passes.self_check import close, program_name, verdict
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.replay import KeepsGraph, recorded
 from lapkernels.curvature.recording.run import record, unrecorded
@@ -297,6 +299,7 @@ class _Recorder:
         if not graph.trace.output.active:
             raise Refused("the model's output does not depend on the chosen parameters")
         found = graph.memo.get("verdict") or verdict(self.subject, batch, graph, by_autograd)
+        tell_problem(partial(program_name, graph, by_autograd), found.problem)
         if found.problem is not None:
             return found.problem
         prediction = graph.trace.prediction

@@ -11,6 +11,7 @@ Kronecker factors are not checked here.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -72,6 +73,11 @@ def verdict(subject: Subject, batch: Batch, graph: Graph, by_autograd: bool) -> 
             programs[key] = _Check(subject, batch, graph, by_autograd).verdict()
         known = graph.memo["verdict"] = programs[key]
     return known
+
+
+def program_name(graph: Graph, by_autograd: bool) -> str:
+    """The same on all processes that run the same ops."""
+    return hashlib.sha256(repr(_program(graph, by_autograd)).encode()).hexdigest()
 
 
 def _program(graph: Graph, by_autograd: bool) -> tuple[Any, ...]:
