@@ -108,10 +108,12 @@ def _diagonals(turn: Turn) -> Iterator[Variant]:
     def with_gradient(method: str, case: Case, found: Any) -> list[Pair]:
         true = case.truth.gradient(case.noise, case.dtype)
         size = case.truth.gradient_size(case.noise, case.dtype)
-        # A gradient may cancel to nothing: errors are relative to the size of its terms.
+        # Both may cancel to nothing: errors are relative to the size of their terms.
         shifted = {name: size[name] + g - true[name] for name, g in found.gradient.items()}
-        known = {"loss": case.truth.loss(case.noise, case.dtype), **_prefixed(size)}
-        own = {"loss": found.loss, **_prefixed(shifted), **found.diagonal}
+        loss = case.truth.loss_size(case.noise, case.dtype)
+        known = {"loss": loss, **_prefixed(size)}
+        own = {"loss": loss + found.loss - case.truth.loss(case.noise, case.dtype)}
+        own.update({**_prefixed(shifted), **found.diagonal})
         return [(own, {**known, **diagonal}) for diagonal in case.diagonals(method)]
 
     call = _called(lk.diag)

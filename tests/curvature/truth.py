@@ -137,6 +137,12 @@ class Truth:
         y = problem.y.double() if problem.y.is_floating_point() else problem.y
         return problem.loss(f, y)
 
+    def loss_size(self, noise: str, dtype: torch.dtype) -> Tensor:
+        """What rounding errors of the loss scale with, as its terms may cancel."""
+        problem, f = self.problem(noise, dtype), self.jacobians[1]
+        score = problem.noise.score(f, problem.y)
+        return self.loss(noise, dtype).abs() + (score * f.reshape(score.shape)).abs().sum()
+
     def gradient(self, noise: str, dtype: torch.dtype) -> dict[str, Tensor]:
         """Of the summed loss."""
         problem, (j, f) = self.problem(noise, dtype), self.jacobians
