@@ -193,7 +193,7 @@ def build(name: str) -> tuple[nn.Module, Tensor]:
 
 
 # Refused; and torch differentiates polar backward in another way than forward, at negative lengths.
-NO_PRODUCT = ("gradient-inside", "complex-polar")
+NO_PRODUCT = ("gradient-inside", "hessian-inside", "complex-polar")
 
 
 @pytest.mark.filterwarnings("ignore:.*Samples run one at a time:RuntimeWarning")
