@@ -124,10 +124,16 @@ def outcome(model: nn.Module, inputs: Inputs, route: str = "auto", full: bool = 
         warnings.simplefilter("ignore")
         try:
             truth = Truth(model, inputs)
-            for n in range(len(truth.f)):
-                model(*(value[n : n + 1].clone() for value in inputs))
+            alone = [
+                Truth(model, tuple(value[n : n + 1] for value in inputs))
+                for n in range(len(truth.f))
+            ]
         except Exception as error:
             return Outcome("discarded", words=str(error))
+        f, j = (torch.cat([getattr(one, name) for one in alone]) for name in ("f", "j"))
+        if _same(f, truth.f) and not _same(j, truth.j):
+            # Behind a straight-through step a branch on the whole batch shows in gradients alone.
+            return Outcome("discarded", words="a gradient depends on other samples, no output does")
         if not truth.moderate:
             return Outcome("discarded", words="does not depend on parameters, or too much")
         before = state(model, *inputs)
@@ -139,6 +145,10 @@ def outcome(model: nn.Module, inputs: Inputs, route: str = "auto", full: bool = 
             if found[0] != "right":
                 return Outcome(found[0], quantity.name, found[1])
         return Outcome("right")
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return bool(torch.allclose(a, b, rtol=1e-6, atol=1e-6 * float(b.abs().max())))
 
 
 def _judged(truth: Truth, inputs: Inputs, quantity: Quantity) -> tuple[Verdict, str]:
