@@ -215,8 +215,8 @@ class OutputMoments:
         self._expected.add(self._model.expected(output))
         likelihood = self._model.likelihood
         if isinstance(likelihood, HeteroscedasticGaussian):
-            # The batch is dimension 0 of the likelihood's outputs, and 1 of these.
-            self._noise.add(output.chunk(2, likelihood.dim + 1)[1].exp())
+            log_variance = output.flatten(0, 1).chunk(2, likelihood.dim)[1]
+            self._noise.add(log_variance.exp().unflatten(0, output.shape[:2]))
 
     @property
     def moments(self) -> Moments:

@@ -191,3 +191,17 @@ def test_validation_does_not_change_training() -> None:
 
 def test_top_level_name() -> None:
     assert lk.LaplacianAutoencoder is LaplacianAutoencoder
+
+
+@pytest.mark.parametrize("dim", [1, -1])
+def test_learned_variance_lies_where_the_likelihood_says(dim: int) -> None:
+    torch.manual_seed(0)
+    encoder, decoder = nn.Linear(3, 2).double(), nn.Linear(2, 6).double()
+    model = PlainAutoencoder(
+        encoder, decoder, likelihood=lk.likelihoods.HeteroscedasticGaussian(dim=dim)
+    )
+    x = torch.rand(4, 3).double()
+    found = model.reconstruct(x)
+    output = decoder(encoder(x)).detach()
+    torch.testing.assert_close(found.mean, output[:, :3])
+    torch.testing.assert_close(found.variance, output[:, 3:].exp())
