@@ -67,20 +67,16 @@ CASES: list[Case] = [
     *case("baddbmm-samples-added", BADDBMM, lambda: (x(3, 2, 5), x(3, 2, 4), x(3, 4, 5))),
     *case("conv1", CONV, lambda: (x(3, 2, 5), w(3, 2, 2), w(3), *_geometry(1))),
     *case("conv2", CONV, lambda: (x(3, 2, 4, 3), w(4, 1, 2, 2), None, *_geometry(2, groups=2))),
-    *case(
-        "conv2-merged", CONV, lambda: (x(6, 2, 3, 3, inner=2), w(3, 2, 2, 2), w(3), *_geometry(2))
-    ),
+    *case("conv2-merged", CONV,
+        lambda: (x(6, 2, 3, 3, inner=2), w(3, 2, 2, 2), w(3), *_geometry(2))),
     *case("conv2-one-number", CONV, lambda: (x(3, 1, 3, 3), w(2, 1, 2, 2), None, *_geometry(1))),
-    *case(
-        "conv2-transposed",
-        CONV,
-        lambda: (x(3, 2, 3, 3), w(2, 3, 2, 2), w(3), *_geometry(2, True, stride=2, padding=1)),
-    ),
+    *case("conv2-transposed", CONV,
+        lambda: (x(3, 2, 3, 3), w(2, 3, 2, 2), w(3), *_geometry(2, True, stride=2, padding=1))),
     *case("conv3", CONV, lambda: (x(3, 1, 2, 3, 3), w(2, 1, 2, 2, 1), w(2), *_geometry(3))),
     *case("embedding", aten.embedding.default, lambda: (w(4, 3), _tokens(3, 2))),
     *case("embedding-padding", aten.embedding.default, lambda: (w(4, 3), _tokens(3, 4), 1)),
     *case("embedding-merged", aten.embedding.default, lambda: (w(4, 3), _flat_tokens())),
-]
+]  # fmt: skip
 
 
 test_rule = check.each_rule(CASES)

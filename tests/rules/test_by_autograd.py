@@ -24,34 +24,21 @@ def _bag_tokens() -> Arg:
 
 
 CASES: list[Case] = [
-    *case(
-        "grid2",
-        aten.grid_sampler_2d.default,
-        lambda: (x(3, 2, 3, 3), _grid(3, 2, 2, 2), 0, 0, False),
-    ),
-    *case(
-        "grid2-nearest",
-        aten.grid_sampler_2d.default,
-        lambda: (x(3, 1, 3, 3), k(_grid(3, 2, 2, 2).tensor), 1, 1, True),
-    ),
-    *case(
-        "grid3",
-        aten.grid_sampler_3d.default,
-        lambda: (x(3, 1, 2, 3, 2), _grid(3, 1, 2, 2, 3), 0, 0, False),
-    ),
-    *case(
-        "affine-grid", aten.affine_grid_generator.default, lambda: (x(3, 2, 3), [3, 1, 2, 2], False)
-    ),
+    *case("grid2", aten.grid_sampler_2d.default,
+        lambda: (x(3, 2, 3, 3), _grid(3, 2, 2, 2), 0, 0, False)),
+    *case("grid2-nearest", aten.grid_sampler_2d.default,
+        lambda: (x(3, 1, 3, 3), k(_grid(3, 2, 2, 2).tensor), 1, 1, True)),
+    *case("grid3", aten.grid_sampler_3d.default,
+        lambda: (x(3, 1, 2, 3, 2), _grid(3, 1, 2, 2, 3), 0, 0, False)),
+    *case("affine-grid", aten.affine_grid_generator.default,
+        lambda: (x(3, 2, 3), [3, 1, 2, 2], False)),
     *case("cdist", CDIST, lambda: (x(3, 2, 4), x(3, 3, 4), 2.0, None)),
     *case("cdist-weight", CDIST, lambda: (x(3, 4), w(2, 4), 2.0, None)),
     *case("cdist-weight-merged", CDIST, lambda: (x(6, 4, inner=2), w(2, 4), 1.5, None)),
     *case("cdist-weight-first", CDIST, lambda: (w(2, 4), x(3, 4), 2.0, None)),
     *case("trilinear", aten._trilinear.default, lambda: (x(3, 2), w(4, 2, 2), x(3, 2), *_expand())),
-    *case(
-        "trilinear-merged",
-        aten._trilinear.default,
-        lambda: (x(6, 2, inner=2), w(3, 2, 2), x(6, 2, inner=2), *_expand()),
-    ),
+    *case("trilinear-merged", aten._trilinear.default,
+        lambda: (x(6, 2, inner=2), w(3, 2, 2), x(6, 2, inner=2), *_expand())),
     *(
         c
         for mode in (0, 1, 2)
@@ -61,14 +48,11 @@ CASES: list[Case] = [
             lambda mode=mode: (w(4, 3), _bag_tokens(), k(torch.tensor([0, 2, 4])), False, mode),
         )
     ),
-    *case(
-        "bag-without-gradient",
-        aten._embedding_bag_forward_only.default,
-        lambda: (k(torch.randn(4, 3)), _bag_tokens(), k(torch.tensor([0, 2, 4]))),
-    ),
+    *case("bag-without-gradient", aten._embedding_bag_forward_only.default,
+        lambda: (k(torch.randn(4, 3)), _bag_tokens(), k(torch.tensor([0, 2, 4])))),
     *case("cumprod", aten.cumprod.default, lambda: (x(3, 4), 1)),
     *case("logcumsumexp", aten.logcumsumexp.default, lambda: (x(3, 4), 1)),
-]
+]  # fmt: skip
 
 
 def _expand() -> tuple[Any, ...]:
@@ -79,33 +63,26 @@ def _expand() -> tuple[Any, ...]:
 test_rule = check.each_rule(CASES)
 
 
-test_across_samples_is_refused = check.each_refused(
-    [
-        (CDIST, lambda: (x(3, 4), x(3, 4), 2.0, None)),
-        (CDIST, lambda: (x(4, 3, dim=1), w(2, 3), 2.0, None)),
-        (BAG, lambda: (w(4, 3), _bag_tokens(), k(torch.tensor([0, 3])))),
-        (
-            aten.grid_sampler_2d.default,
-            lambda: (x(2, 3, 3, 3, dim=1), _grid(2, 2, 2, 2), 0, 0, False),
-        ),
-    ]
-)
+test_across_samples_is_refused = check.each_refused([
+    (CDIST, lambda: (x(3, 4), x(3, 4), 2.0, None)),
+    (CDIST, lambda: (x(4, 3, dim=1), w(2, 3), 2.0, None)),
+    (BAG, lambda: (w(4, 3), _bag_tokens(), k(torch.tensor([0, 3])))),
+    (aten.grid_sampler_2d.default, lambda: (x(2, 3, 3, 3, dim=1), _grid(2, 2, 2, 2), 0, 0, False)),
+])  # fmt: skip
 
 
 VECTORISED: dict[str, list[Case]] = {
-    "aten::_weight_norm_interface": case(
-        "weight-norm", aten._weight_norm_interface.default, lambda: (x(3, 2), x(3, 1))
-    ),
-    "aten::_linalg_solve_ex": case(
-        "solve", aten._linalg_solve_ex.default, lambda: (x(3, 2, 2), x(3, 2, 2))
-    ),
+    "aten::_weight_norm_interface": case("weight-norm", aten._weight_norm_interface.default,
+        lambda: (x(3, 2), x(3, 1))),
+    "aten::_linalg_solve_ex": case("solve", aten._linalg_solve_ex.default,
+        lambda: (x(3, 2, 2), x(3, 2, 2))),
     "aten::linalg_inv_ex": case("inverse", aten.linalg_inv_ex.default, lambda: (x(3, 2, 2),)),
     **{
         one.name: [one]
         for one in CASES
         if one.id in ("trilinear", "cumprod", "logcumsumexp", "grid2", "affine-grid")
     },
-}
+}  # fmt: skip
 
 
 def test_every_vectorised_op_is_tested() -> None:
@@ -140,7 +117,7 @@ UNKNOWN: list[Case] = [
     *case("weight-in-an-unknown-op", aten._pdist_forward.default, lambda: (x(3, 2), 2.0))[1:],
     *case("dot-weight", aten.dot.default, lambda: (x(4), w(4)))[1:],
     *case("cross-weight", aten.linalg_cross.default, lambda: (x(4, 3), w(1, 3)), dim=1),
-]
+]  # fmt: skip
 
 
 test_an_op_without_a_rule = check.each_rule(UNKNOWN, generic=True)

@@ -26,57 +26,33 @@ CASES: list[Case] = [
     *case("batch-2d", BATCH, lambda: (x(3, 2, 2, 3), w(2), w(2), *_running(2), False, 0.1, 1e-3)),
     *case("batch-plain", BATCH, lambda: (x(3, 2, 3), None, None, *_running(2), False, 0.1, 1e-5)),
     *case("batch-bias", BATCH, lambda: (x(3, 2, 3), None, w(2), *_running(2), False, 0.1, 1e-5)),
-    *case(
-        "batch-merged",
-        BATCH,
-        lambda: (x(12, 2, 3, outer=2, inner=2), w(2), w(2), *_running(2), False, 0.1, 1e-5),
-    ),
-    *case(
-        "batch-no-training", NO_TRAINING, lambda: (x(3, 2, 2), w(2), w(2), *_running(2), 0.1, 1e-5)
-    ),
+    *case("batch-merged", BATCH,
+        lambda: (x(12, 2, 3, outer=2, inner=2), w(2), w(2), *_running(2), False, 0.1, 1e-5)),
+    *case("batch-no-training", NO_TRAINING,
+        lambda: (x(3, 2, 2), w(2), w(2), *_running(2), 0.1, 1e-5)),
     *case("instance", BATCH, lambda: (_folded(2), w(6), w(6), None, None, True, 0.1, 1e-5)),
-    *case(
-        "instance-no-statistics", NO_STATISTICS, lambda: (_folded(2), w(6), w(6), True, 0.1, 1e-5)
-    ),
+    *case("instance-no-statistics", NO_STATISTICS,
+        lambda: (_folded(2), w(6), w(6), True, 0.1, 1e-5)),
     *case("instance-plain", BATCH, lambda: (_folded(2), None, None, None, None, True, 0.1, 1e-3)),
-    *case(
-        "instance-running", BATCH, lambda: (_folded(2), w(6), w(6), *_running(6), False, 0.1, 1e-5)
-    ),
+    *case("instance-running", BATCH,
+        lambda: (_folded(2), w(6), w(6), *_running(6), False, 0.1, 1e-5)),
     *case("layer", aten.native_layer_norm.default, lambda: (x(3, 4), [4], w(4), w(4), 1e-5)),
-    *case(
-        "layer-two-dims",
-        aten.native_layer_norm.default,
-        lambda: (x(3, 2, 2, 3), [2, 3], w(2, 3), w(2, 3), 1e-2),
-    ),
-    *case(
-        "layer-samples-second",
-        aten.native_layer_norm.default,
-        lambda: (x(2, 3, 4, dim=1), [4], w(4), None, 1e-5),
-    ),
-    *case(
-        "layer-merged",
-        aten.native_layer_norm.default,
-        lambda: (x(12, 4, outer=2, inner=2), [4], w(4), w(4), 1e-5),
-    ),
+    *case("layer-two-dims", aten.native_layer_norm.default,
+        lambda: (x(3, 2, 2, 3), [2, 3], w(2, 3), w(2, 3), 1e-2)),
+    *case("layer-samples-second", aten.native_layer_norm.default,
+        lambda: (x(2, 3, 4, dim=1), [4], w(4), None, 1e-5)),
+    *case("layer-merged", aten.native_layer_norm.default,
+        lambda: (x(12, 4, outer=2, inner=2), [4], w(4), w(4), 1e-5)),
     *case("layer-plain", aten.native_layer_norm.default, lambda: (x(3, 4), [4], None, None, 0.1)),
     *case("rms", aten._fused_rms_norm.default, lambda: (x(3, 2, 4), [4], w(4), 1e-5)),
     *case("rms-plain", aten._fused_rms_norm.default, lambda: (x(3, 2, 3), [2, 3], None, None)),
-    *case(
-        "group",
-        aten.native_group_norm.default,
-        lambda: (x(3, 4, 2, 2), w(4), w(4), 3, 4, 4, 2, 1e-5),
-    ),
-    *case(
-        "group-merged",
-        aten.native_group_norm.default,
-        lambda: (x(6, 4, 3, inner=2), w(4), w(4), 6, 4, 3, 1, 1e-2),
-    ),
-    *case(
-        "group-plain",
-        aten.native_group_norm.default,
-        lambda: (x(3, 4, 3), None, None, 3, 4, 3, 2, 1e-5),
-    ),
-]
+    *case("group", aten.native_group_norm.default,
+        lambda: (x(3, 4, 2, 2), w(4), w(4), 3, 4, 4, 2, 1e-5)),
+    *case("group-merged", aten.native_group_norm.default,
+        lambda: (x(6, 4, 3, inner=2), w(4), w(4), 6, 4, 3, 1, 1e-2)),
+    *case("group-plain", aten.native_group_norm.default,
+        lambda: (x(3, 4, 3), None, None, 3, 4, 3, 2, 1e-5)),
+]  # fmt: skip
 
 
 def _folded(channels: int) -> Arg:

@@ -32,27 +32,21 @@ CASES: list[Case] = [
         ]
     ),
     *case("im2col", aten.im2col.default, lambda: (x(3, 2, 4, 3), [2, 2], [1, 1], [1, 0], [1, 2])),
-    *case(
-        "im2col-merged",
-        aten.im2col.default,
-        lambda: (x(6, 1, 4, 4, inner=2), [2, 2], [2, 1], [0, 0], [1, 1]),
-    ),
+    *case("im2col-merged", aten.im2col.default,
+        lambda: (x(6, 1, 4, 4, inner=2), [2, 2], [2, 1], [0, 0], [1, 1])),
     *case(
         "im2col-no-batch", aten.im2col.default, lambda: (x(2, 4, 3), [2, 2], [1, 1], [0, 0], [1, 1])
     )[1:],
-    *case(
-        "col2im", aten.col2im.default, lambda: (x(3, 8, 6), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1])
-    ),
-]
+    *case("col2im", aten.col2im.default,
+        lambda: (x(3, 8, 6), [3, 4], [2, 2], [1, 1], [0, 0], [1, 1])),
+]  # fmt: skip
 
 
 test_rule = check.each_rule(CASES)
 
 
-test_over_samples_is_refused = check.each_refused(
-    [
-        (aten.constant_pad_nd.default, lambda: (x(2, 3, dim=1), [1, 0])),
-        (aten.reflection_pad1d.default, lambda: (x(2, 2, 3, dim=2), [1, 1])),
-        (aten.im2col.default, lambda: (x(2, 3, 4, 4, dim=1), [2, 2], [1, 1], [0, 0], [1, 1])),
-    ]
-)
+test_over_samples_is_refused = check.each_refused([
+    (aten.constant_pad_nd.default, lambda: (x(2, 3, dim=1), [1, 0])),
+    (aten.reflection_pad1d.default, lambda: (x(2, 2, 3, dim=2), [1, 1])),
+    (aten.im2col.default, lambda: (x(2, 3, 4, 4, dim=1), [2, 2], [1, 1], [0, 0], [1, 1])),
+])  # fmt: skip

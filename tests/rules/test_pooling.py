@@ -40,38 +40,21 @@ CASES: list[Case] = [
     *case("avg3", AVG3, lambda: (x(3, 2, 3, 4, 3), [2, 2, 2], [1, 2, 1], [1, 0, 1], True, False)),
     *case("adaptive-avg2", aten._adaptive_avg_pool2d.default, lambda: (x(3, 2, 5, 4), [3, 3])),
     *case("adaptive-avg2-up", aten._adaptive_avg_pool2d.default, lambda: (x(3, 2, 2, 3), [3, 5])),
-    *case(
-        "adaptive-avg2-merged",
-        aten._adaptive_avg_pool2d.default,
-        lambda: (x(6, 2, 5, 4, outer=2), [2, 1]),
-    ),
+    *case("adaptive-avg2-merged", aten._adaptive_avg_pool2d.default,
+        lambda: (x(6, 2, 5, 4, outer=2), [2, 1])),
     *case("adaptive-avg3", ADAPTIVE3, lambda: (x(3, 2, 5, 4, 3), [3, 2, 2])),
     *case("adaptive-max2", aten.adaptive_max_pool2d.default, lambda: (x(3, 2, 5, 4), [3, 3])),
     *case("adaptive-max3", aten.adaptive_max_pool3d.default, lambda: (x(3, 2, 5, 4, 2), [3, 2, 2])),
-    *case(
-        "fractional2",
-        aten.fractional_max_pool2d.default,
-        lambda: (x(3, 2, 5, 5), [2, 2], [3, 3], _random(3, 2, 2)),
-    ),
-    *case(
-        "fractional3",
-        aten.fractional_max_pool3d.default,
-        lambda: (x(3, 1, 4, 4, 5), [2, 2, 2], [2, 2, 3], _random(3, 1, 3)),
-    ),
-    *case(
-        "unpool2",
-        aten.max_unpool2d.default,
-        lambda: (x(3, 2, 2, 2), _indices(3, 2, 2, 2, size=16), [4, 4]),
-    ),
-    *case(
-        "unpool3",
-        aten.max_unpool3d.default,
-        lambda: (
-            *(x(3, 2, 2, 1, 2), _indices(3, 2, 2, 1, 2, size=32)),
-            *([4, 2, 4], [2, 2, 2], [0, 0, 0]),
-        ),
-    ),
-]
+    *case("fractional2", aten.fractional_max_pool2d.default,
+        lambda: (x(3, 2, 5, 5), [2, 2], [3, 3], _random(3, 2, 2))),
+    *case("fractional3", aten.fractional_max_pool3d.default,
+        lambda: (x(3, 1, 4, 4, 5), [2, 2, 2], [2, 2, 3], _random(3, 1, 3))),
+    *case("unpool2", aten.max_unpool2d.default,
+        lambda: (x(3, 2, 2, 2), _indices(3, 2, 2, 2, size=16), [4, 4])),
+    *case("unpool3", aten.max_unpool3d.default,
+        lambda: (*(x(3, 2, 2, 1, 2), _indices(3, 2, 2, 1, 2, size=32)),
+            *([4, 2, 4], [2, 2, 2], [0, 0, 0]))),
+]  # fmt: skip
 
 
 test_rule = check.each_rule(CASES)

@@ -73,155 +73,58 @@ def _padding(samples: int) -> tuple[Tensor, Tensor]:
     return torch.randn(samples, 4, 4), torch.arange(4)[None] >= lengths[:, None]
 
 
-ATTENTION = grouped(
-    "attention",
-    [
-        owning(
-            "multihead-batch-first",
-            _self_attention,
-            {"attention": lambda: _mha(batch_first=True)},
-            (3, 4),
-            "sequence",
-            samples=2,
-        ),
-        owning(
-            "multihead-samples-second",
-            _self_attention_samples_second,
-            {"attention": lambda: _mha()},
-            (3, 4),
-            "sequence",
-            samples=2,
-        ),
-        owning(
-            "multihead-batch-first-as-many-samples-as-tokens",
-            _self_attention,
-            {"attention": lambda: _mha(batch_first=True)},
-            (3, 4),
-            "sequence",
-        ),
-        owning(
-            "multihead-samples-second-as-many-samples-as-tokens",
-            _self_attention_samples_second,
-            {"attention": lambda: _mha()},
-            (3, 4),
-            "sequence",
-        ),
-        owning(
-            "multihead-no-bias-extra-key",
-            _self_attention,
-            {"attention": lambda: _mha(bias=False, add_zero_attn=True, batch_first=True)},
-            (3, 4),
-            "sequence",
-            samples=2,
-        ),
-        owning(
-            "multihead-learned-key",
-            _self_attention,
-            {"attention": lambda: _mha(add_bias_kv=True, batch_first=True)},
-            (3, 4),
-            "sequence",
-            samples=2,
-        ),
-        owning(
-            "multihead-other-key-size",
-            lambda net, x, z: net.attention(x, z, z.flip(1))[0].flatten(1),
-            {"attention": lambda: _mha(kdim=3, vdim=3, batch_first=True)},
-            lambda n: (torch.randn(n, 2, 4), torch.randn(n, 3, 3)),
-        ),
-        owning(
-            "multihead-padding-mask",
-            _masked,
-            {"attention": lambda: _mha(batch_first=True), "head": (4, 2)},
-            _padding,
-        ),
-        owning(
-            "multihead-learned-queries",
-            _pooled,
-            {"queries": [1, 2, 4], "attention": lambda: _mha(batch_first=True), "head": (8, 2)},
-            (3, 4),
-        ),
-        owning(
-            "scaled-dot-product",
-            lambda net, x: _scaled_dot_product(False, net, x),
-            {"project": (3, 12), "out": (4, 2)},
-            (4, 3),
-            "sequence",
-        ),
-        owning(
-            "scaled-dot-product-causal",
-            lambda net, x: _scaled_dot_product(True, net, x),
-            {"project": (3, 12), "out": (4, 2)},
-            (4, 3),
-            "sequence",
-        ),
-        owning(
-            "attention-by-hand",
-            _by_hand,
-            {"query": (3, 2), "key": (3, 2), "value": (3, 3), "out": (3, 2)},
-            (4, 3),
-            "sequence",
-        ),
-    ],
-)
+ATTENTION = grouped("attention", [
+    owning("multihead-batch-first", _self_attention, {"attention": lambda: _mha(batch_first=True)},
+        (3, 4), "sequence", samples=2),
+    owning("multihead-samples-second", _self_attention_samples_second,
+        {"attention": lambda: _mha()}, (3, 4), "sequence", samples=2),
+    owning("multihead-batch-first-as-many-samples-as-tokens", _self_attention,
+        {"attention": lambda: _mha(batch_first=True)}, (3, 4), "sequence"),
+    owning("multihead-samples-second-as-many-samples-as-tokens", _self_attention_samples_second,
+        {"attention": lambda: _mha()}, (3, 4), "sequence"),
+    owning("multihead-no-bias-extra-key", _self_attention,
+        {"attention": lambda: _mha(bias=False, add_zero_attn=True, batch_first=True)}, (3, 4),
+        "sequence", samples=2),
+    owning("multihead-learned-key", _self_attention,
+        {"attention": lambda: _mha(add_bias_kv=True, batch_first=True)}, (3, 4), "sequence",
+        samples=2),
+    owning("multihead-other-key-size",
+        lambda net, x, z: net.attention(x, z, z.flip(1))[0].flatten(1),
+        {"attention": lambda: _mha(kdim=3, vdim=3, batch_first=True)},
+        lambda n: (torch.randn(n, 2, 4), torch.randn(n, 3, 3))),
+    owning("multihead-padding-mask", _masked,
+        {"attention": lambda: _mha(batch_first=True), "head": (4, 2)}, _padding),
+    owning("multihead-learned-queries", _pooled,
+        {"queries": [1, 2, 4], "attention": lambda: _mha(batch_first=True), "head": (8, 2)},
+        (3, 4)),
+    owning("scaled-dot-product", lambda net, x: _scaled_dot_product(False, net, x),
+        {"project": (3, 12), "out": (4, 2)}, (4, 3), "sequence"),
+    owning("scaled-dot-product-causal", lambda net, x: _scaled_dot_product(True, net, x),
+        {"project": (3, 12), "out": (4, 2)}, (4, 3), "sequence"),
+    owning("attention-by-hand", _by_hand,
+        {"query": (3, 2), "key": (3, 2), "value": (3, 3), "out": (3, 2)}, (4, 3), "sequence"),
+])  # fmt: skip
 
-TRANSFORMER = grouped(
-    "transformer",
-    [
-        Network("encoder-layer", _encoder, (3, 4), "sequence", samples=2),
-        Network(
-            "encoder-layer-norm-first-gelu",
-            lambda: _encoder(norm_first=True, activation="gelu"),
-            (3, 4),
-            "sequence",
-            samples=2,
-        ),
-        Network(
-            "encoder-layer-no-bias", lambda: _encoder(bias=False), (3, 4), "sequence", samples=2
-        ),
-        Network(
-            "encoder-of-two-layers",
-            lambda: nn.TransformerEncoder(
-                nn.TransformerEncoderLayer(4, 2, 5, batch_first=True), 2, enable_nested_tensor=False
-            ),
-            (3, 4),
-            "sequence",
-            samples=2,
-        ),
-        Network(
-            "decoder-layer",
-            lambda: nn.TransformerDecoderLayer(4, 2, 5, batch_first=True),
-            lambda n: (torch.randn(n, 3, 4), torch.randn(n, 2, 4)),
-            "sequence",
-            samples=2,
-        ),
-        owning(
-            "language-model",
-            _language_model,
-            {
-                "token": lambda: nn.Embedding(5, 4),
-                "position": lambda: nn.Embedding(3, 4),
-                "layer": lambda: _encoder(norm_first=True, activation="gelu"),
-                "head": lambda: nn.Linear(4, 5, bias=False),
-            },
-            lambda n: torch.randint(0, 5, (n, 3)),
-            "sequence",
-            samples=2,
-        ),
-        owning(
-            "vision-transformer",
-            _vision,
-            {
-                "patch": lambda: nn.Conv2d(1, 4, 2, stride=2),
-                "token": [1, 1, 4],
-                "position": [1, 5, 4],
-                "layer": lambda: _encoder(norm_first=True, activation="gelu"),
-                "norm": lambda: nn.LayerNorm(4),
-                "head": (4, 3),
-            },
-            (1, 4, 4),
-        ),
-    ],
-)
+TRANSFORMER = grouped("transformer", [
+    Network("encoder-layer", _encoder, (3, 4), "sequence", samples=2),
+    Network("encoder-layer-norm-first-gelu", lambda: _encoder(norm_first=True, activation="gelu"),
+        (3, 4), "sequence", samples=2),
+    Network("encoder-layer-no-bias", lambda: _encoder(bias=False), (3, 4), "sequence", samples=2),
+    Network("encoder-of-two-layers",
+        lambda: nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 5, batch_first=True), 2,
+            enable_nested_tensor=False), (3, 4), "sequence", samples=2),
+    Network("decoder-layer", lambda: nn.TransformerDecoderLayer(4, 2, 5, batch_first=True),
+        lambda n: (torch.randn(n, 3, 4), torch.randn(n, 2, 4)), "sequence", samples=2),
+    owning("language-model", _language_model,
+        {"token": lambda: nn.Embedding(5, 4), "position": lambda: nn.Embedding(3, 4),
+            "layer": lambda: _encoder(norm_first=True, activation="gelu"),
+            "head": lambda: nn.Linear(4, 5, bias=False)}, lambda n: torch.randint(0, 5, (n, 3)),
+        "sequence", samples=2),
+    owning("vision-transformer", _vision,
+        {"patch": lambda: nn.Conv2d(1, 4, 2, stride=2), "token": [1, 1, 4], "position": [1, 5, 4],
+            "layer": lambda: _encoder(norm_first=True, activation="gelu"),
+            "norm": lambda: nn.LayerNorm(4), "head": (4, 3)}, (1, 4, 4)),
+])  # fmt: skip
 
 
 def _unrolled(net: Any, x: Tensor) -> Tensor:
@@ -240,63 +143,41 @@ def _with_state(net: Any, x: Tensor) -> Tensor:
     return net.head(net.layer(x, net.state.expand(-1, len(x), -1).contiguous())[1][0])
 
 
-RECURRENT = grouped(
-    "recurrent",
-    [
-        *[
-            owning(
-                f"{cell.__name__.lower()}-unrolled",
-                _unrolled,
-                {"cell": lambda cell=cell: cell(2, 3), "head": (3, 2)},
-                (3, 2),
-            )
-            for cell in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
-        ],
-        *[
-            owning(
-                f"{layer.__name__.lower()}",
-                _recurrent,
-                {"layer": lambda layer=layer: layer(2, 3, batch_first=True), "head": (3, 2)},
-                (3, 2),
-                "sequence",
-            )
-            for layer in (nn.RNN, nn.LSTM, nn.GRU)
-        ],
+RECURRENT = grouped("recurrent", [
+    *[
         owning(
-            "gru-both-ways",
-            _recurrent,
-            {"layer": lambda: nn.GRU(2, 2, batch_first=True, bidirectional=True), "head": (4, 2)},
+            f"{cell.__name__.lower()}-unrolled",
+            _unrolled,
+            {"cell": lambda cell=cell: cell(2, 3), "head": (3, 2)},
             (3, 2),
-            "sequence",
-        ),
-        owning(
-            "lstm-two-layers",
-            _recurrent,
-            {"layer": lambda: nn.LSTM(2, 2, num_layers=2, batch_first=True), "head": (2, 2)},
-            (3, 2),
-            "sequence",
-        ),
-        owning(
-            "lstm-projected",
-            _recurrent,
-            {"layer": lambda: nn.LSTM(2, 3, batch_first=True, proj_size=2), "head": (2, 2)},
-            (3, 2),
-            "sequence",
-        ),
-        owning(
-            "lstm-samples-second",
-            lambda net, x: net.head(net.layer(x.transpose(0, 1))[0].transpose(0, 1)),
-            {"layer": lambda: nn.LSTM(2, 3), "head": (3, 2)},
-            (3, 2),
-            "sequence",
-        ),
-        owning(
-            "gru-learned-first-state",
-            _with_state,
-            {"layer": lambda: nn.GRU(2, 3, batch_first=True), "state": [1, 1, 3], "head": (3, 2)},
-            (3, 2),
-        ),
+        )
+        for cell in (nn.RNNCell, nn.LSTMCell, nn.GRUCell)
     ],
-)
+    *[
+        owning(
+            f"{layer.__name__.lower()}",
+            _recurrent,
+            {"layer": lambda layer=layer: layer(2, 3, batch_first=True), "head": (3, 2)},
+            (3, 2),
+            "sequence",
+        )
+        for layer in (nn.RNN, nn.LSTM, nn.GRU)
+    ],
+    owning("gru-both-ways", _recurrent,
+        {"layer": lambda: nn.GRU(2, 2, batch_first=True, bidirectional=True), "head": (4, 2)},
+        (3, 2), "sequence"),
+    owning("lstm-two-layers", _recurrent,
+        {"layer": lambda: nn.LSTM(2, 2, num_layers=2, batch_first=True), "head": (2, 2)}, (3, 2),
+        "sequence"),
+    owning("lstm-projected", _recurrent,
+        {"layer": lambda: nn.LSTM(2, 3, batch_first=True, proj_size=2), "head": (2, 2)}, (3, 2),
+        "sequence"),
+    owning("lstm-samples-second",
+        lambda net, x: net.head(net.layer(x.transpose(0, 1))[0].transpose(0, 1)),
+        {"layer": lambda: nn.LSTM(2, 3), "head": (3, 2)}, (3, 2), "sequence"),
+    owning("gru-learned-first-state", _with_state,
+        {"layer": lambda: nn.GRU(2, 3, batch_first=True), "state": [1, 1, 3], "head": (3, 2)},
+        (3, 2)),
+])  # fmt: skip
 
 NETWORKS = [*ATTENTION, *TRANSFORMER, *RECURRENT]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -193,9 +193,7 @@ POOLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "avg-pool1d-padding": (lambda: nn.AvgPool1d(3, stride=2, padding=1), (6,)),
     "avg-pool2d": (lambda: nn.AvgPool2d(2), (4, 4)),
     "avg-pool2d-pad-not-counted": (
-        lambda: nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False),
-        (4, 4),
-    ),
+        lambda: nn.AvgPool2d(3, stride=2, padding=1, count_include_pad=False), (4, 4)),
     "avg-pool2d-divisor": (lambda: nn.AvgPool2d(2, divisor_override=3), (4, 4)),
     "avg-pool2d-ceil": (lambda: nn.AvgPool2d(2, ceil_mode=True), (5, 3)),
     "avg-pool3d": (lambda: nn.AvgPool3d(2), (3, 3, 3)),
@@ -209,7 +207,7 @@ POOLS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "lp-pool1d": (lambda: nn.LPPool1d(2, 2), (6,)),
     "lp-pool2d": (lambda: nn.LPPool2d(2, 2), (4, 4)),
     "lp-pool3d": (lambda: nn.LPPool3d(2, 2), (2, 2, 2)),
-}
+}  # fmt: skip
 
 RESIZES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "nearest1d": (lambda: nn.Upsample(scale_factor=2), (4,)),
@@ -220,27 +218,20 @@ RESIZES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "nearest3d": (lambda: nn.Upsample(scale_factor=(1, 2, 2)), (1, 2, 2)),
     "linear": (lambda: nn.Upsample(scale_factor=2, mode="linear"), (4,)),
     "bilinear": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (3, 3)),
-    "bilinear-corners": (
-        lambda: nn.Upsample(size=(5, 4), mode="bilinear", align_corners=True),
-        (3, 3),
-    ),
+    "bilinear-corners": (lambda: nn.Upsample(size=(5, 4), mode="bilinear", align_corners=True),
+        (3, 3)),
     "bilinear-antialias": (
         lambda: Apply(lambda x: F.interpolate(x, size=(2, 3), mode="bilinear", antialias=True)),
-        (5, 5),
-    ),
+        (5, 5)),
     "upsampling-bilinear2d": (lambda: nn.UpsamplingBilinear2d(scale_factor=2), (3, 3)),
     "bicubic": (lambda: nn.Upsample(scale_factor=2, mode="bicubic"), (3, 3)),
-    "bicubic-corners": (
-        lambda: nn.Upsample(size=(5, 5), mode="bicubic", align_corners=True),
-        (3, 3),
-    ),
+    "bicubic-corners": (lambda: nn.Upsample(size=(5, 5), mode="bicubic", align_corners=True),
+        (3, 3)),
     "trilinear": (lambda: nn.Upsample(scale_factor=(1, 2, 2), mode="trilinear"), (1, 2, 2)),
     "interpolate-function": (lambda: Apply(lambda x: F.interpolate(x, scale_factor=1.5)), (4, 4)),
-    "grid-sample": (
-        lambda: Apply(lambda x: F.grid_sample(x, _grid(x), align_corners=False)),
-        (3, 3),
-    ),
-}
+    "grid-sample": (lambda: Apply(lambda x: F.grid_sample(x, _grid(x), align_corners=False)),
+        (3, 3)),
+}  # fmt: skip
 
 
 def _grid(x: Tensor) -> Tensor:
@@ -291,83 +282,48 @@ class _Unpool(nn.Module):
         return F.max_unpool2d(pooled.tanh(), indices, [2, 2])
 
 
-def _applied(function: Callable[[Tensor], Tensor]) -> Callable[[], nn.Module]:
-    return lambda: Apply(function)
-
-
-def _sized(
-    group: str, table: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]]
+def _each(
+    group: str,
+    table: Mapping[str, Any],
+    build: Callable[[Any], tuple[Callable[[], nn.Module], tuple[int, ...]]],
+    prefix: str = "",
 ) -> list[Network]:
-    return grouped(
-        group,
-        [
-            Network(f"{group}-{name}", between(layer, *size), (1, *size))
-            for name, (layer, size) in table.items()
-        ],
-    )
+    """A network for each entry of a table: `build` gives its model and the shape of an input."""
+    named = {f"{prefix or group}-{name}": build(entry) for name, entry in table.items()}
+    return grouped(group, [Network(id, model, shape) for id, (model, shape) in named.items()])
 
 
-def _softmax_last(net: Any, x: Tensor) -> Tensor:
-    return net.layer(x).softmax(1)
+def _between(layer: Callable[[], nn.Module], *size: int, channels: int = 2) -> Any:
+    return between(layer, *size, channels=channels), (1, *size)
+
+
+def _on_images(*names: str) -> dict[str, Callable[[], nn.Module]]:
+    return {name: ACTIVATIONS[name] for name in names}
 
 
 NETWORKS = [
-    *grouped(
-        "activation",
-        [
-            Network(f"activation-{name}", between_linear(layer), (3,))
-            for name, layer in ACTIVATIONS.items()
-        ],
-    ),
-    *grouped(
+    *_each("activation", ACTIVATIONS, lambda layer: (between_linear(layer), (3,))),
+    *_each(
         "activation-image",
-        [
-            Network(f"image-{name}", between(ACTIVATIONS[name], 3, 3), (1, 3, 3))
-            for name in ("relu", "gelu", "softplus", "relu-in-place", "softmax", "log-softmax")
-        ],
+        _on_images("relu", "gelu", "softplus", "relu-in-place", "softmax", "log-softmax"),
+        lambda layer: _between(layer, 3, 3),
+        "image",
     ),
-    *grouped(
-        "function",
-        [
-            Network(f"function-{name}", between_linear(_applied(function)), (3,))
-            for name, function in FUNCTIONS.items()
-        ],
-    ),
-    *grouped(
-        "reduction",
-        [
-            Network(f"reduction-{name}", between(_applied(function), 6), (1, 6))
-            for name, function in REDUCTIONS.items()
-        ],
-    ),
-    *grouped(
-        "shape",
-        [
-            Network(f"shape-{name}", between(_applied(function), 6), (1, 6))
-            for name, function in SHAPES.items()
-        ],
-    ),
-    *_sized("pool", POOLS),
-    *_sized("resize", RESIZES),
-    *grouped(
+    *_each("function", FUNCTIONS, lambda run: (between_linear(lambda: Apply(run)), (3,))),
+    *_each("reduction", REDUCTIONS, lambda run: _between(lambda: Apply(run), 6)),
+    *_each("shape", SHAPES, lambda run: _between(lambda: Apply(run), 6)),
+    *_each("pool", POOLS, lambda entry: _between(entry[0], *entry[1])),
+    *_each("resize", RESIZES, lambda entry: _between(entry[0], *entry[1])),
+    *_each(
         "rearrangement",
-        [
-            Network(f"layer-{name}", between(layer, *size, channels=channels), (1, *size))
-            for name, (layer, channels, size) in REARRANGEMENTS.items()
-        ],
+        REARRANGEMENTS,
+        lambda entry: _between(entry[0], *entry[2], channels=entry[1]),
+        "layer",
     ),
-    *grouped(
-        "activation-last",
-        [
-            owning("softmax-last", _softmax_last, {"layer": (3, 4)}, (3,)),
-            Network(
-                "relu-last", lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True)), (3,)
-            ),
-            Network(
-                "tanh-first",
-                lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)),
-                (2, 3),
-            ),
-        ],
-    ),
-]
+    *grouped("activation-last", [
+        owning("softmax-last", lambda net, x: net.layer(x).softmax(1), {"layer": (3, 4)}, (3,)),
+        Network("relu-last", lambda: nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True)), (3,)),
+        Network("tanh-first", lambda: nn.Sequential(nn.Tanh(), nn.Flatten(), nn.Linear(6, 3)),
+            (2, 3)),
+    ]),
+]  # fmt: skip
