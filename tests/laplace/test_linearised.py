@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -95,11 +96,11 @@ def test_categorical_optimum_has_no_gradient() -> None:
     assert float(nll.detach()) < float(start) + 0.25 * float(problem.theta @ problem.theta)
 
 
-def normalised_model() -> tuple[nn.Sequential, Tensor, Tensor]:
+def normalised_model(*stream: nn.Module) -> tuple[nn.Sequential, Tensor, Tensor]:
     """A hidden layer in front of a norm with next to no epsilon."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Linear(2, 4), nn.LayerNorm(4, eps=1e-14), nn.Tanh(), nn.Linear(4, 1)
+        nn.Linear(2, 4), *stream, nn.LayerNorm(4, eps=1e-14), nn.Tanh(), nn.Linear(4, 1)
     ).double()  # fmt: skip
     x = torch.randn(30, 2, dtype=torch.float64)
     y = (x[:, :1] * 2).sin() + 0.1 * torch.randn(30, 1, dtype=torch.float64)
@@ -111,11 +112,16 @@ def normalised_model() -> tuple[nn.Sequential, Tensor, Tensor]:
     return model, x, y
 
 
-def scaled_by(k: float, model: nn.Sequential) -> nn.Sequential:
+class Branch(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + super().forward(x)
+
+
+def scaled_by(k: float, model: nn.Module, names: Iterable[str]) -> nn.Module:
     model = copy.deepcopy(model)
     with torch.no_grad():
-        for parameter in model[0].parameters():
-            parameter.mul_(k)
+        for name in names:
+            model.get_parameter(name).mul_(k)
     return model
 
 
@@ -127,14 +133,18 @@ def tuned_deviation(
     return la.predict(new).std
 
 
-def test_predictions_do_not_depend_on_the_scale_of_normalised_weights() -> None:
+@pytest.mark.parametrize("residual", [False, True])
+def test_predictions_do_not_depend_on_the_scale_of_normalised_weights(residual: bool) -> None:
     """Proposition 3: one precision for each normalised group, chosen at θ★."""
-    model, x, y = normalised_model()
+    torch.manual_seed(1)
+    branch = Branch(nn.LayerNorm(4, eps=1e-14), nn.Tanh(), nn.Linear(4, 4))
+    model, x, y = normalised_model(*([branch] if residual else []))
     new = torch.linspace(-3, 3, 7, dtype=torch.float64).unsqueeze(1).expand(-1, 2)
-    other = scaled_by(4.0, model)
+    own = {name for name, _ in model.named_parameters() if name.startswith(("0.", "1.2."))}
+    other = scaled_by(4.0, model, own if residual else ("0.weight", "0.bias"))
     torch.testing.assert_close(other(new), model(new), rtol=1e-9, atol=1e-9)
     groups = [lk.Prior.normalised(m, x) for m in (model, other)]
-    assert list(groups[0].groups) == ["0", "rest"]
+    assert list(groups[0].groups) == ["0.weight and 3 more" if residual else "0", "rest"]
     a, b = (
         tuned_deviation(m, [(x, y)], p, new) for m, p in zip((model, other), groups, strict=True)
     )

@@ -107,6 +107,47 @@ def test_normalised_groups(norm: Any) -> None:
     assert "head.weight" in prior.groups["rest"] and "norm.weight" in prior.groups["rest"]
 
 
+class Stream(nn.Module):
+    """x + branch(x), the branch with its norm first."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.branch = nn.Sequential(norm(4), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+class Encoder(nn.Module):
+    """A transformer with norms first and at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 8)
+        self.places = nn.Parameter(torch.randn(5, 8))
+        layer = nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=True)
+        self.body = nn.TransformerEncoder(layer, 2, nn.LayerNorm(8), enable_nested_tensor=False)
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(self.embedding(x) + self.places)[:, 0])
+
+
+def test_layers_that_add_to_a_stream_before_a_norm_are_scale_free_together() -> None:
+    torch.manual_seed(0)
+    for norm in (nn.BatchNorm2d, lambda c: nn.GroupNorm(2, c)):
+        first, head = nn.Conv2d(2, 4, 3, bias=False), nn.Linear(4 * 16, 3)
+        stream = (Stream(norm), Stream(norm), norm(4), nn.ReLU(), nn.Flatten())
+        net = nn.Sequential(first, *stream, head).eval()
+        found = normalised_groups(net, torch.randn(6, 2, 6, 6))
+        names = ("0.weight", "1.branch.2.weight", "2.branch.2.weight")
+        assert found == {"0.weight and 2 more": names}
+    (group,) = normalised_groups(Encoder().eval(), torch.randint(11, (6, 5))).values()
+    layers = [f"body.layers.{n}.{own}" for n in (0, 1) for own in ("self_attn.out_proj", "linear2")]
+    added = [f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")]
+    assert set(group) == {"embedding.weight", "places", *added}
+
+
 def test_no_normalised_groups() -> None:
     assert normalised_groups(model(), torch.randn(4, 3)) == {}
     with pytest.raises(ValueError, match="at least two"):
