@@ -40,7 +40,8 @@ $(INSTALLED): $(BASE) tests/integrations/requirements.txt
 
 # Without a compiler the target stays absent and the reference backend serves.
 $(LIBRARY): setup.py $(filter csrc/%,$(NATIVE_SOURCES)) | $(BASE)
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
+	# ninja finds the number of jobs by itself: make's job server is not passed on to it.
+	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
 
 demo: venv
 	$(BIN)/python -m lapkernels demo $(ARGS)
