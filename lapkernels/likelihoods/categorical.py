@@ -31,7 +31,6 @@ from lapkernels.likelihoods.likelihood import (
     check_target_tensor,
     check_vector,
     class_dim,
-    random_signs,
     widened,
 )
 
@@ -315,16 +314,23 @@ class MultinomialColumns(Columns):
             column = column * self.scale.sqrt()[:, :, t]
         return column.to(self.dtype)
 
-    def signs(self, generator: torch.Generator | None = None) -> Tensor:
-        """sqrt(c) sum_k e_k sqrt(p_k) (1_k - p) with random signs e, [1, N, *out].
+    @property
+    def signed(self) -> int:
+        """C T: one column more a position than ``chunk`` has, but without quotients."""
+        return self.log_p.shape[1] * self.log_p.shape[2]
 
-        These C columns are another factor: one column more, but without quotients.
-        """
-        p = self.log_p.exp()
-        signed = (0.5 * self.log_p).exp() * random_signs(p, generator)
-        made = signed * complement(p) - p * complement(signed)
+    def combined(self, signs: Tensor) -> Tensor:
+        """sqrt(c) sum_i e_i sqrt(p_i) (1_i - p), [K, N, *out]."""
+        p, root = self.log_p.exp(), (0.5 * self.log_p).exp()
+        rest = complement(p)
+        made = torch.stack(
+            [
+                e * rest - p * complement(e)
+                for e in root * signs.view(len(signs), *p.shape).to(p.dtype)
+            ]
+        )
         made = made if self.scale is None else made * self.scale.sqrt()
-        return self._unflattened(made.to(self.dtype).unsqueeze(0))
+        return self._unflattened(made.to(self.dtype))
 
     def _unflattened(self, columns: Tensor) -> Tensor:
         """[k, N, C, T] as [k, N, *out]."""

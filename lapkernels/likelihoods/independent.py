@@ -14,7 +14,6 @@ from lapkernels.likelihoods.likelihood import (
     check_output,
     check_target,
     check_vector,
-    random_signs,
     widened,
 )
 
@@ -61,10 +60,10 @@ class DiagonalColumns(Columns):
         made = unit * self.root.to(self.dtype)
         return made.expand(channels, self.samples, *self.root.shape[1:])
 
-    def signs(self, generator: torch.Generator | None = None) -> Tensor:
-        """The root with random signs, [1, N, *out]."""
+    def combined(self, signs: Tensor) -> Tensor:
+        """The root with these signs, [K, N, *out]."""
         root = self.root.expand(self.samples, *self.root.shape[1:])
-        return (root * random_signs(root, generator)).to(self.dtype).unsqueeze(0)
+        return (root * signs.view(len(signs), *root.shape).to(root.dtype)).to(self.dtype)
 
 
 class IndependentOutputs(Likelihood):

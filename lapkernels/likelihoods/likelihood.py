@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from math import isfinite
 from typing import Any
 
@@ -34,12 +35,17 @@ class Columns(ABC):
     def chunk(self, first: int, last: int) -> Tensor:
         """Columns first <= v < last, [last - first, N, *out]; an expanded view if shared."""
 
-    @abstractmethod
-    def signs(self, generator: torch.Generator | None = None) -> Tensor:
-        """s_n = sum_v e_{n,v} s_{n,v} with independent random signs e, [1, N, *out].
+    @property
+    def signed(self) -> int:
+        """The number W of columns that ``combined`` adds up."""
+        return self.count
 
-        E[s_n s_nᵀ] = H_n and E[s_n s_mᵀ] = 0, at the cost of about one column. The columns summed
-        may be those of another factor of H_n than the columns of ``chunk``.
+    @abstractmethod
+    def combined(self, signs: Tensor) -> Tensor:
+        """s_{k,n} = sum_w e_{k,n,w} s_{n,w} for signs e [K, N, W], as [K, N, *out].
+
+        With random signs E[s_n s_nᵀ] = H_n and E[s_n s_mᵀ] = 0, at the cost of about one column.
+        These W columns may be those of another factor of H_n than the columns of ``chunk``.
         """
 
     def local(self) -> Tensor | None:
@@ -166,10 +172,44 @@ def resolve(value: Likelihood | str | nn.Module | Callable[..., Any]) -> Likelih
     return LOSSES.get(type(value), LOSSES[None])(value)
 
 
-def random_signs(like: Tensor, generator: torch.Generator | None) -> Tensor:
-    """Independent +1 and -1 of the shape, dtype and device of ``like``."""
-    bits = torch.randint(0, 2, like.shape, generator=generator, device=like.device)
-    return bits.to(like.dtype).mul_(2).sub_(1)
+class Signs:
+    """Draws of random signs [N, W]: orthogonal over the columns w, independent over the samples n.
+
+    Draw k is e_k = e ∘ h_k with random signs e [N, W] and rows h_k [W], in random order, of a
+    Hadamard matrix of ``period`` rows, the power of two from W on. So the mean of e_k e_kᵀ over a
+    whole period is the identity, and the sampled H_n is exact.
+    """
+
+    def __init__(
+        self, shape: tuple[int, int], generator: torch.Generator | None, device: torch.device
+    ) -> None:
+        self._generator = generator
+        self._first = torch.randint(0, 2, shape, generator=generator, device=device)
+        self.period = 1 << (shape[1] - 1).bit_length() if shape[1] else 1
+
+    @cached_property
+    def _order(self) -> Tensor:
+        # Draw 0 is e: one draw alone needs no order. Of a large matrix some rows are enough.
+        rows = min(self.period, 1 << 16)
+        order = torch.randperm(rows, generator=self._generator, device=self._first.device)
+        return order ^ order[0]
+
+    def draws(self, first: int, last: int, dtype: torch.dtype) -> Tensor:
+        """Draws first <= k < last, [last - first, N, W]."""
+        bits = self._first.unsqueeze(0)
+        if (first, last) != (0, 1):
+            k = torch.arange(first, last, device=bits.device)
+            row = self._order[k % len(self._order)]
+            w = torch.arange(bits.shape[2], device=bits.device)
+            bits = bits ^ _parity(row.unsqueeze(1) & w).unsqueeze(1)
+        return bits.to(dtype).mul_(2).sub_(1)
+
+
+def _parity(x: Tensor) -> Tensor:
+    """Whether the number of ones among the lower 32 bits is odd."""
+    for shift in (16, 8, 4, 2, 1):
+        x = x ^ (x >> shift)
+    return x & 1
 
 
 def widened(f: Tensor) -> Tensor:

@@ -19,7 +19,6 @@ from lapkernels.likelihoods.likelihood import (
     check_output,
     check_target_tensor,
     check_vector,
-    random_signs,
     widened,
 )
 
@@ -45,11 +44,10 @@ class MatrixColumns(Columns):
         part = self.factor[:, :, first:last].permute(2, 0, 1)
         return part.reshape(last - first, *self.shape).to(self.dtype)
 
-    def signs(self, generator: torch.Generator | None = None) -> Tensor:
-        """The factor times random signs, [1, N, *out]."""
-        signs = random_signs(self.factor[:, 0], generator)
-        made = torch.einsum("nov,nv->no", self.factor, signs)
-        return made.reshape(1, *self.shape).to(self.dtype)
+    def combined(self, signs: Tensor) -> Tensor:
+        """The factor times the signs, [K, N, *out]."""
+        made = torch.einsum("nov,knv->kno", self.factor, signs.to(self.factor.dtype))
+        return made.reshape(len(signs), *self.shape).to(self.dtype)
 
 
 @dataclass(frozen=True, eq=False)

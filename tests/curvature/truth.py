@@ -20,6 +20,7 @@ from lapkernels.likelihoods import resolve
 from tests.curvature import check, kron_oracle, op_oracle, oracle
 from tests.curvature.op_recording import Recorded, recorded
 from tests.curvature.zoo import ZOO
+from tests.likelihoods.oracle import drawn
 
 THRESHOLD = 7
 # Ops of complex numbers, and one whose gradient torch writes by hand, have no J op by op.
@@ -110,7 +111,7 @@ class Truth:
             draws: list[Tensor] = []
             for _ in range(2):
                 columns = [
-                    likelihood.columns(some, label).signs(generator)[0]
+                    drawn(likelihood.columns(some, label), some, generator)[0]
                     if method == "signs"
                     else likelihood.sampled_column(some, generator, label)[0]
                     for some, label in zip(f.split(size), y.split(size), strict=True)

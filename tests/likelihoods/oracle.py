@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from lapkernels.likelihoods import Columns, HeteroscedasticGaussian
+from lapkernels.likelihoods.likelihood import Signs
 from tests.likelihoods.cases import Case, by_name
+
+
+def drawn(columns: Columns, f: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """All columns with random signs, [1, N, *out]."""
+    signs = Signs((len(f), columns.signed), generator, f.device)
+    return columns.combined(signs.draws(0, 1, f.dtype))
 
 
 def hessian(case: Case) -> Tensor:

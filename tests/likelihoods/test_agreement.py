@@ -91,7 +91,7 @@ def test_no_samples_give_empty_results(case: Case) -> None:
     columns = likelihood.columns(f, y)
     assert columns.count == likelihood.columns(case.f, case.y).count
     assert columns.chunk(0, columns.count).shape == (columns.count, *f.shape)
-    assert columns.signs().shape == (1, *f.shape)
+    assert columns.combined(torch.ones(3, len(f), columns.signed)).shape == (3, *f.shape)
     assert likelihood.nll(f, y) == 0
     assert likelihood.score(f, y).shape == f.shape
     assert likelihood.diagonal(f, y).shape == f.shape

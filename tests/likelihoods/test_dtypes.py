@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lapkernels.likelihoods import LossFunction
 from tests.likelihoods.cases import CASES, Case
-from tests.likelihoods.oracle import assert_close, gram
+from tests.likelihoods.oracle import assert_close, drawn, gram
 
 every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
@@ -46,7 +46,7 @@ def test_results_have_the_outputs_dtype(case: Case, dtype: torch.dtype, toleranc
         assert value.dtype == dtype, name
         if name != "columns":
             assert_close(value.double(), wanted[name], tolerance)
-    signs = case.likelihood.columns(f, y).signs()
+    signs = drawn(case.likelihood.columns(f, y), f)
     assert signs.dtype == dtype and signs.isfinite().all()
     found = gram(case.likelihood.columns(f, y)).double()
     assert_close(found, gram(case.likelihood.columns(f.double(), wide)), tolerance)
@@ -74,4 +74,4 @@ def test_gpu_gives_what_the_cpu_gives(case: Case) -> None:
     for name, value in found.items():
         assert value.is_cuda
         assert_close(value.cpu(), wanted[name])
-    assert case.likelihood.columns(case.f.cuda(), case.y.cuda()).signs().is_cuda
+    assert drawn(case.likelihood.columns(case.f.cuda(), case.y.cuda()), case.f.cuda()).is_cuda

@@ -34,9 +34,8 @@ from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass, Route
-from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks, check_limit
-from lapkernels.curvature.quantities.loop import Loop
+from lapkernels.curvature.quantities.loop import ColumnSum, Loop, OutputFactor, Sampler
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.summary import ByName, finite
 from lapkernels.likelihoods import resolve

@@ -17,10 +17,9 @@ from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Route
-from lapkernels.curvature.quantities.columns import OutputFactor, Sampler
 from lapkernels.curvature.quantities.hessian import hessian_rows
 from lapkernels.curvature.quantities.joint import LIMIT, JointBlocks
-from lapkernels.curvature.quantities.loop import Loop
+from lapkernels.curvature.quantities.loop import Loop, OutputFactor, Sampler
 from lapkernels.curvature.results.summary import Summary, finite, slices_of
 from lapkernels.likelihoods import resolve
 

@@ -20,7 +20,7 @@ from lapkernels.curvature.data.contents import (
 )
 from lapkernels.curvature.data.processes import Part, processes
 from lapkernels.curvature.passes.passes import with_progress
-from lapkernels.curvature.quantities.columns import OutputFactor
+from lapkernels.curvature.quantities.loop import OutputFactor
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 from lapkernels.ops.base.chunks import slices

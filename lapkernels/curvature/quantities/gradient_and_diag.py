@@ -12,9 +12,8 @@ from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Pass, Route
-from lapkernels.curvature.quantities.columns import OutputFactor, Sampler, with_labels
 from lapkernels.curvature.quantities.diag import Method, SquaredSum, add_diagonal, check_method
-from lapkernels.curvature.quantities.loop import Loop
+from lapkernels.curvature.quantities.loop import Loop, OutputFactor, Sampler, with_labels
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve

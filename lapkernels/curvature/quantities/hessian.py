@@ -24,7 +24,7 @@ from lapkernels.curvature.data.batches import Batch, Observed, Output, batches_o
 from lapkernels.curvature.data.contents import Contents, Parameters, check_mode, parameters_of
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import progress_bar
-from lapkernels.curvature.quantities.columns import with_labels
+from lapkernels.curvature.quantities.loop import with_labels
 from lapkernels.curvature.results.summary import Diagonal, Summary, by_name, finite
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.base.chunks import slices

@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.passes.passes import Pass, Route
-from lapkernels.curvature.quantities.columns import OutputFactor, with_labels
 from lapkernels.curvature.quantities.joint import JointJacobians
-from lapkernels.curvature.quantities.loop import Loop, OutputLoop, unit_columns
+from lapkernels.curvature.quantities.loop import (
+    Loop,
+    OutputFactor,
+    OutputLoop,
+    unit_columns,
+    with_labels,
+)
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 

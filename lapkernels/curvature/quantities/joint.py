@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.quantities.columns import ColumnSum
+from lapkernels.curvature.quantities.loop import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.ops.base.chunks import row_chunks
 

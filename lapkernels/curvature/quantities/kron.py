@@ -31,9 +31,8 @@ from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Route
-from lapkernels.curvature.quantities.columns import OutputFactor, Sampler
 from lapkernels.curvature.quantities.kronecker_sums import KroneckerSums
-from lapkernels.curvature.quantities.loop import Loop
+from lapkernels.curvature.quantities.loop import Loop, OutputFactor, Sampler
 from lapkernels.curvature.results.kronecker import Kronecker
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve

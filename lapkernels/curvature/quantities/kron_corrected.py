@@ -25,9 +25,8 @@ from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters, fingerprint
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import Route
-from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor, Sampler
 from lapkernels.curvature.quantities.kron import Method, Sharing, kron
-from lapkernels.curvature.quantities.loop import Loop
+from lapkernels.curvature.quantities.loop import ColumnSum, Loop, OutputFactor, Sampler
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.eigenbasis import Eigenbasis, eigenbases
 from lapkernels.curvature.results.kronecker import Kronecker

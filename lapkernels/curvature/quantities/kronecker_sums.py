@@ -25,7 +25,7 @@ from lapkernels.curvature.backward.parameter_uses import (
 )
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.passes import Pass
-from lapkernels.curvature.quantities.columns import ColumnSum
+from lapkernels.curvature.quantities.loop import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import Factors
 from lapkernels.ops import Geometry

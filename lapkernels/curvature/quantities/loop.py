@@ -1,20 +1,106 @@
-"""The loop over batches: each is run once, checked and counted before a quantity adds its share."""
+"""The loop over batches: each is run once, checked and counted before a quantity adds its share.
+
+And the columns s at the outputs that a method pulls back: all, drawn ones, or those of labels.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.data.batches import Observed, Output, input_batches
+from lapkernels.curvature.backward.columns import Collector
+from lapkernels.curvature.data.batches import Observed, Output, check_choice, input_batches
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.passes.explain import explanation
 from lapkernels.curvature.passes.passes import Pass, Route, passes
-from lapkernels.curvature.quantities.columns import ColumnSum, OutputFactor
 from lapkernels.curvature.recording.replay import KeepsGraph
 from lapkernels.curvature.results.summary import Summary
+from lapkernels.likelihoods import Likelihood
+from lapkernels.likelihoods.likelihood import Signs
+
+Sampler = Literal["labels", "signs"]
+
+
+class ColumnSum(Collector):
+    """A collector that sums over batches."""
+
+    def begin(self, one: Pass) -> Pass:
+        """Called with the pass before its columns."""
+        return one
+
+
+@dataclass(frozen=True)
+class OutputFactor:
+    """A factor of the output Hessian, H_n = sum_v s_{n,v} s_{n,v}ᵀ, or one of an estimate of it.
+
+    ``method`` "exact" has all columns of the likelihood's factor; "mc" so many ``samples``, scores
+    at labels drawn from the model or sums of columns with random signs; "empirical" the score at
+    the label.
+    """
+
+    likelihood: Likelihood
+    method: str
+    samples: int = 1
+    sampler: Sampler = "labels"
+    generator: torch.Generator | None = None
+    # With the method "mixed": values of at most so many features have columns, others a diagonal.
+    threshold: float = 0
+
+    def __post_init__(self) -> None:
+        if self.samples < 1:
+            raise ValueError(f"samples={self.samples} must be positive")
+        check_choice("sampler", self.sampler, Sampler)
+
+    def pull(self, one: Pass, collector: Collector) -> None:
+        """Pull the columns of a batch back to a collector."""
+        if self.method == "exact":
+            columns = self.likelihood.columns(one.prediction, one.target)
+            one.pull_quadratic(columns, collector)
+            return
+        count = self.samples if self.method == "mc" else 1
+        one.pull(count, self.drawn(one.prediction, one.target), collector)
+
+    def drawn(self, f: Tensor, y: Any) -> Callable[[int, int], Tensor]:
+        """The function that makes columns first <= v < last, if the method is not "exact"."""
+        likelihood, scale = self.likelihood, self.samples**-0.5
+        if self.method == "empirical":
+            score = likelihood.score(f, with_labels(y, "method 'empirical' needs")).unsqueeze(0)
+            return lambda first, last: score
+        if self.sampler == "labels":
+
+            def scores(first: int, last: int) -> Tensor:
+                parts = [
+                    likelihood.sampled_column(f, self.generator, y) for _ in range(first, last)
+                ]
+                return torch.cat(parts) * scale
+
+            return scores
+        columns = likelihood.columns(f, y)
+        signs = Signs((len(f), columns.signed), self.generator, f.device)
+        return lambda first, last: columns.combined(signs.draws(first, last, f.dtype)) * scale
+
+    def product(self, f: Tensor, y: Any) -> Callable[[Tensor], Tensor]:
+        """The function that takes v [K, N, *out] to H_n v_n, for a batch."""
+        if self.method == "exact":
+            return lambda v: self.likelihood.product(f, v, y)
+        s = self.drawn(f, y)(0, self.samples).flatten(2)
+
+        def product(v: Tensor) -> Tensor:
+            inner = torch.einsum("sno,kno->skn", s, v.flatten(2))
+            return torch.einsum("skn,sno->kno", inner, s).reshape(v.shape)
+
+        return product
+
+
+def with_labels(y: Any, needed: str) -> Any:
+    """The labels, or an error that says what needs them."""
+    if y is None:
+        raise ValueError(f"{needed} labels: give batches (inputs, labels)")
+    return y
 
 
 class Loop:

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from lapkernels.curvature.data.batches import Observed, Output
 from lapkernels.curvature.data.contents import Parameters, fingerprint
 from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.quantities.columns import OutputFactor
 from lapkernels.curvature.quantities.ggn_product import GaussNewton, Method
+from lapkernels.curvature.quantities.loop import OutputFactor
 from lapkernels.curvature.results.decompositions import retried
 from lapkernels.curvature.results.summary import Summary, slices_of
 from lapkernels.likelihoods import resolve

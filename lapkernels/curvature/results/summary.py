@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 import torch
@@ -63,8 +63,15 @@ class ByName(Mapping[str, T]):
         return self.summary.count
 
 
+@dataclass(frozen=True)
 class Diagonal(ByName[Tensor]):
-    """The diagonal of a curvature matrix: one tensor for each parameter, of its shape."""
+    """The diagonal of a curvature matrix: one tensor for each parameter, of its shape.
+
+    A diagonal that was sampled to a tolerance has the standard error of the sum of each parameter's
+    entries; others have none.
+    """
+
+    standard_errors: dict[str, float] = field(default_factory=dict)
 
     def vector(self) -> Tensor:
         """All entries in the order of ``torch.nn.utils.parameters_to_vector``."""
@@ -73,7 +80,13 @@ class Diagonal(ByName[Tensor]):
     def merge(self, other: Diagonal) -> Diagonal:
         """The sum over both data sets."""
         summary = self.summary.merged(other.summary)
-        return Diagonal({name: value + other[name] for name, value in self.items()}, summary)
+        one, two = self.standard_errors, other.standard_errors
+        if one.keys() != two.keys():
+            raise ValueError("only one of the two diagonals was sampled to a tolerance")
+        errors = {name: math.hypot(value, two[name]) for name, value in one.items()}
+        return Diagonal(
+            {name: value + other[name] for name, value in self.items()}, summary, errors
+        )
 
 
 def finite(values: Mapping[str, Tensor], kind: str = "curvature") -> dict[str, Tensor]:

@@ -16,9 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.quantities.columns import OutputFactor
 from lapkernels.curvature.quantities.joint import LIMIT, JointJacobians, check_limit
-from lapkernels.curvature.quantities.loop import Loop
+from lapkernels.curvature.quantities.loop import Loop, OutputFactor
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.full import count_of
