@@ -15,6 +15,7 @@ from lapkernels.laplace.plots import plot_bands, plot_l_curve, plot_matrix, plot
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import Prediction
 from lapkernels.laplace.prior import Prior
+from lapkernels.laplace.swag import Swag
 
 __all__ = [
     "Calibration",
@@ -25,6 +26,7 @@ __all__ = [
     "Posterior",
     "Prediction",
     "Prior",
+    "Swag",
     "calibration",
     "diagonalisation_error",
     "effective_parameters",

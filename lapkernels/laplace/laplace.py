@@ -301,6 +301,7 @@ class Laplace:
             self.output,
             self.options,
             self.prior.precision,
+            self.scale,
             torch.Generator(next(iter(self.parameters.values())).device),
         )
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.laplace import Swag
 from tests.curvature import oracle
 from tests.laplace import dense
 from tests.laplace.problems import PROBLEMS, Problem
@@ -111,6 +112,74 @@ def test_curvature_that_overflowed_is_refused(case: str) -> None:
             with pytest.raises(lk.Refused, match="not finite"):
                 posterior = la._decomposed(state)
                 getattr(posterior, ask)(*([2] if ask == "sample" else []))
+
+
+@pytest.mark.parametrize("by", ["variance", "outputs", "scores"])
+def test_entries_of_a_subnetwork(by: str) -> None:
+    """Those of largest score, with the noise and the prior that the fit begins with."""
+    problem, variance = PROBLEMS["regressor"](), 0.2
+    likelihood = lk.likelihoods.Gaussian(variance)
+    parameters = dict(problem.model.named_parameters())
+    prior: dict[str, float | Tensor] = {n: 0.1 * 3.0**k for k, n in enumerate(parameters)}
+    lam = torch.cat([torch.full((p.numel(),), float(prior[n])) for n, p in parameters.items()])
+    j = problem.jacobian.flatten(0, 1)
+    marginal = 1 / (problem.ggn().diagonal() / variance + lam)
+    scores = {"variance": marginal, "outputs": marginal * j.square().sum(0)}
+    torch.manual_seed(0)
+    scores["scores"] = torch.rand_like(marginal)
+    by_name, start = {}, 0
+    for name, p in parameters.items():
+        by_name[name] = scores[by][start : start + p.numel()].reshape(p.shape)
+        start += p.numel()
+    options: dict[str, Any] = {
+        "variance": {},
+        "outputs": {"by": "outputs", "inputs": problem.new},
+        "scores": {"by": by_name},
+    }[by]
+    la = lk.Laplace(problem.model, likelihood, "subnetwork", prior=prior, size=9, **options)
+    la.fit(problem.batches)
+    found = torch.cat([(v > 0).flatten() for v in la.posterior.variance().values()])
+    assert found.nonzero().flatten().tolist() == sorted(scores[by].topk(9).indices.tolist())
+    # After a change of the noise the next fit ranks by the new one.
+    la.scale = la.scale * 1e-3
+    if by == "variance":
+        wide = 1 / (1e-3 * problem.ggn().diagonal() / variance + lam)
+        la.fit(problem.batches)
+        found = torch.cat([(v > 0).flatten() for v in la.posterior.variance().values()])
+        assert found.nonzero().flatten().tolist() == sorted(wide.topk(9).indices.tolist())
+        assert set(wide.topk(9).indices.tolist()) != set(marginal.topk(9).indices.tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "size"}, "by='size'"),
+        ({"by": "outputs"}, "needs inputs="),
+        ({"inputs": torch.zeros(1)}, "needs inputs="),
+        ({"by": {}}, "a tensor .* of scores of"),
+    ],
+)
+def test_what_subnetworks_refuse(options: dict[str, Any], message: str) -> None:
+    problem = PROBLEMS["regressor"]()
+    with pytest.raises(ValueError, match=message):
+        lk.Laplace(problem.model, "gaussian", "subnetwork", size=3, **options).fit(problem.batches)
+
+
+def test_weights_along_training_have_mean_and_variance() -> None:
+    model, seen = nn.Linear(3, 2), []
+    swag = Swag(model)
+    with pytest.raises(RuntimeError, match="0 updates"):
+        swag.variance()
+    torch.manual_seed(0)
+    for _ in range(5):
+        with torch.no_grad():
+            model.weight.normal_(100, 1)
+        swag.update()
+        seen.append(model.weight.detach().clone())
+    weights = torch.stack(seen)
+    torch.testing.assert_close(swag.mean()["weight"], weights.mean(0))
+    torch.testing.assert_close(swag.variance()["weight"], weights.double().var(0).float())
+    assert not swag.variance()["bias"].any()
 
 
 @pytest.mark.parametrize("given", [True, False])

@@ -18,7 +18,10 @@ from lapkernels.likelihoods import Likelihood
 
 @dataclass(frozen=True)
 class Subject:
-    """The model whose curvature is measured, and how."""
+    """The model whose curvature is measured, and how.
+
+    ``prior`` and ``scale`` are Λ and c of a posterior's precision c H + Λ at the time of the fit.
+    """
 
     model: nn.Module
     parameters: Mapping[str, nn.Parameter]
@@ -27,6 +30,7 @@ class Subject:
     output: Output
     options: Mapping[str, Any]
     prior: Precision
+    scale: Tensor
     generator: torch.Generator = field(default_factory=torch.Generator)
 
     @property

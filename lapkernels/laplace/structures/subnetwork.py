@@ -1,8 +1,15 @@
-"""A full matrix over few entries: those of largest marginal variance, or given ones.
+r"""A full matrix over few entries; all others count as known.
 
-A first sweep finds the diagonal; the entries of smallest c h + λ, which have the largest variance,
-are the subnetwork. All other entries count as known. (Daxberger et al., Bayesian deep learning via
-subnetwork inference, 2021.)
+A first sweep finds the diagonal h and with it the variances :math:`\sigma^2 = 1 / (c h + \lambda)` of
+independent entries. The subnetwork has the entries of largest
+
+- :math:`\sigma^2` ("variance"), which is nearest to the independent posterior of all entries in the
+  2-Wasserstein distance (Daxberger et al., Bayesian deep learning via subnetwork inference, 2021).
+  Under one precision for all weights those may be entries on which no output depends, whose
+  variance is the prior's;
+- :math:`\sigma^2 \sum_{n,v} J_{nv}^2` ("outputs"), their share of the variance of all outputs at given
+  inputs: those where uncertainty matters, the gaps between the data included;
+- scores of your own: the variances of weights along SGD, as in that paper, by ``Swag``.
 """
 
 from __future__ import annotations
@@ -15,7 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.curvature import Diagonal, Full, full
+from lapkernels.curvature import Diagonal, Full, diag, full
+from lapkernels.curvature.data.exchange import use_processes
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes
 from lapkernels.laplace.structures.dense import DenseBlocks, DensePosterior
@@ -54,10 +62,14 @@ class SubnetworkState:
 
 @dataclass(frozen=True)
 class Subnetwork(Structure):
-    """``size`` entries of largest variance, or ``entries`` with flat indices by name."""
+    """``size`` entries of largest score, or ``entries`` with flat indices by name.
+
+    The score is ``by``: "variance", "outputs" at ``inputs`` (batches as of :func:`lapkernels.diag`),
+    or tensors by name.
+    """
 
     methods = ("exact", "mc", "empirical")
-    options = ("size", "entries", "samples", "sampler", "limit")
+    options = ("size", "by", "inputs", "entries", "samples", "sampler", "limit")
     first = Diag()
 
     def between(self, subject: Subject, state: Diagonal) -> Entries:
@@ -68,8 +80,8 @@ class Subnetwork(Structure):
         total = sum(p.numel() for p in subject.parameters.values())
         if size is None or not 1 <= size <= total:
             raise ValueError(f"structure 'subnetwork' needs size=1 to {total}, or entries=")
-        values = {name: (h.double() + subject.prior[name]).flatten() for name, h in state.items()}
-        chosen = torch.cat(list(values.values())).topk(size, largest=False).indices.sort().values
+        values = {name: v.double().flatten() for name, v in _scores(subject, state).items()}
+        chosen = torch.cat(list(values.values())).topk(size).indices.sort().values
         found, start = {}, 0
         for name, value in values.items():
             inside = (chosen >= start) & (chosen < start + len(value))
@@ -78,7 +90,8 @@ class Subnetwork(Structure):
         return Entries(found, state.summary)
 
     def measure(self, subject: Subject, batch: Any, basis: Entries) -> SubnetworkState:
-        options = {k: v for k, v in subject.arguments.items() if k not in ("size", "entries")}
+        own = ("size", "by", "inputs", "entries")
+        options = {k: v for k, v in subject.arguments.items() if k not in own}
         found = full(subject.model, batch, entries=basis.by_name, **options)
         return SubnetworkState(found, basis)
 
@@ -121,6 +134,41 @@ class Subnetwork(Structure):
         ending = "/entries"
         found = {k.removesuffix(ending): v for k, v in packed.tensors.items() if k.endswith(ending)}
         return Entries(found, packed.summary)
+
+
+def _scores(subject: Subject, state: Diagonal) -> Mapping[str, Tensor]:
+    """How much each entry is wanted in the subnetwork, of the parameters' shapes."""
+    by, inputs = subject.options.get("by", "variance"), subject.options.get("inputs")
+    if (inputs is not None) != (isinstance(by, str) and by == "outputs"):
+        raise ValueError("by='outputs' needs inputs=, batches of inputs, and nothing else takes it")
+    if isinstance(by, Mapping):
+        return _given_scores(by, subject.parameters)
+    if by not in ("variance", "outputs"):
+        raise ValueError(f"by={by!r} must be 'variance', 'outputs', or scores by parameter name")
+    precision, scale = subject.prior, subject.scale
+    variance = Diag().posterior(state, subject.shapes, precision, scale).variance()
+    if by == "variance":
+        return variance
+    # Every process has all the inputs, and finds the same.
+    with use_processes(None):
+        squares = diag(
+            subject.model, inputs, "gaussian", params=list(variance), output=subject.output
+        )
+    return {name: value * squares[name] for name, value in variance.items()}
+
+
+def _given_scores(
+    given: Mapping[str, Tensor], parameters: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        value = given.get(name)
+        if not isinstance(value, Tensor) or value.shape != parameter.shape:
+            raise ValueError(f"by: a tensor {tuple(parameter.shape)} of scores of {name} is needed")
+        if not bool(value.isfinite().all()):
+            raise ValueError(f"by: the scores of {name} are not finite")
+        found[name] = value.detach().to(parameter.device)
+    return found
 
 
 def _checked(given: Mapping[str, Any], parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
