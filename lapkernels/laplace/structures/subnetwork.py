@@ -1,14 +1,15 @@
 r"""A full matrix over few entries; all others count as known.
 
-A first sweep finds the diagonal h and with it the variances :math:`\sigma^2 = 1 / (c h + \lambda)` of
-independent entries. The subnetwork has the entries of largest
+A first sweep finds the diagonal h and with it the variances
+:math:`\sigma^2 = 1 / (c h + \lambda)` of independent entries. The subnetwork has the entries of
+largest
 
 - :math:`\sigma^2` ("variance"), which is nearest to the independent posterior of all entries in the
   2-Wasserstein distance (Daxberger et al., Bayesian deep learning via subnetwork inference, 2021).
   Under one precision for all weights those may be entries on which no output depends, whose
   variance is the prior's;
-- :math:`\sigma^2 \sum_{n,v} J_{nv}^2` ("outputs"), their share of the variance of all outputs at given
-  inputs: those where uncertainty matters, the gaps between the data included;
+- :math:`\sigma^2 \sum_{n,v} J_{nv}^2` ("outputs"), their share of the variance of all outputs at
+  given inputs: those where uncertainty matters, the gaps between the data included;
 - scores of your own: the variances of weights along SGD, as in that paper, by ``Swag``.
 """
 
@@ -64,8 +65,8 @@ class SubnetworkState:
 class Subnetwork(Structure):
     """``size`` entries of largest score, or ``entries`` with flat indices by name.
 
-    The score is ``by``: "variance", "outputs" at ``inputs`` (batches as of :func:`lapkernels.diag`),
-    or tensors by name.
+    The score is ``by``: "variance", "outputs" at ``inputs`` (batches as :func:`lapkernels.diag`
+    takes them), or tensors by name.
     """
 
     methods = ("exact", "mc", "empirical")
