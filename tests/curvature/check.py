@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import lapkernels as lk
 from lapkernels import likelihoods
 from tests.curvature import oracle
 from tests.curvature.zoo import Network
@@ -242,6 +243,36 @@ def assert_close(
     """Every parameter within the tolerance."""
     worst = error(found, true)
     assert worst <= tolerance, f"relative error {worst:.1e}"
+
+
+def diagonals(
+    model: nn.Module,
+    x: oracle.Inputs,
+    output: oracle.Select | None = None,
+    methods: Sequence[Any] = ("exact", "approx"),
+) -> dict[str, Tensor | str]:
+    """By method and parameter, or the name of the error that refuses a method."""
+    found: dict[str, Tensor | str] = {}
+    for method in methods:
+        try:
+            named = lk.diag(model, (x, None), "gaussian", method, output=output)
+            found.update({f"{method} {name}": value for name, value in named.items()})
+        except (RuntimeError, ValueError, TypeError) as error:
+            found[method] = type(error).__name__
+    return found
+
+
+def assert_same(
+    found: Mapping[str, Tensor | str], known: Mapping[str, Tensor | str], tolerance: float = 0.0
+) -> None:
+    """The same refusals, and values within the tolerance: to the last bit without one."""
+    assert found.keys() == known.keys()
+    for name, value in known.items():
+        one = found[name]
+        if isinstance(value, str) or isinstance(one, str):
+            assert one == value, name
+        else:
+            torch.testing.assert_close(one, value, rtol=tolerance, atol=tolerance)
 
 
 @contextmanager

@@ -10,35 +10,14 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.curvature.backward.chains import Chain, chains
+from lapkernels.curvature.backward.chains import chains
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.kernels import NATIVE
 from lapkernels.likelihoods import resolve
 from lapkernels.ops import serving
-from tests.curvature.zoo import Network, params
 
 joint_module = sys.modules["lapkernels.curvature.quantities.gradient_and_diag"]
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason="chains are for compiled kernels")
-
-
-def approx(model: nn.Module, x: Any, output: Any) -> dict[str, Tensor] | str:
-    try:
-        return dict(lk.diag(model, (x, None), "gaussian", "approx", output=output))
-    except (RuntimeError, ValueError, TypeError) as error:
-        return type(error).__name__
-
-
-@pytest.mark.parametrize("network", params())
-def test_zoo_is_as_layer_by_layer(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = network.make(torch.float64)
-    found = approx(model, x, network.output)
-    monkeypatch.setattr(Chain, "takes", lambda self, m: False)
-    known = approx(model, x, network.output)
-    if isinstance(found, str) or isinstance(known, str):
-        assert found == known
-        return
-    for name, value in known.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
 
 
 def lengths(model: nn.Module, x: Tensor, **options: Any) -> list[int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ import lapkernels as lk
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.curvature.recording import replay
 from tests.curvature import oracle
-from tests.curvature.zoo import Network, params
+from tests.curvature.recording.test_zoo import templates, tensors_behind
 
 
 @pytest.fixture
@@ -33,63 +32,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(replay, "record", counted)
     return found
-
-
-def templates(model: nn.Module) -> list[replay.Template]:
-    return [one for kind in replay._free.get(model, {}).values() for one in kind]
-
-
-def tensors_behind(root: object) -> list[Tensor]:
-    """All tensors that an object keeps alive."""
-    seen: set[int] = set()
-    waiting: list[Any] = [root]
-    found: list[Tensor] = []
-    while waiting:
-        one = waiting.pop()
-        if id(one) in seen or isinstance(one, (type, types.ModuleType, types.BuiltinFunctionType)):
-            continue
-        seen.add(id(one))
-        if isinstance(one, Tensor):
-            found.append(one)
-        elif isinstance(one, types.FunctionType):
-            waiting += [cell.cell_contents for cell in one.__closure__ or ()]
-        else:
-            waiting += gc.get_referents(one)
-    return found
-
-
-def moved(x: Any) -> Any:
-    """Other data of the same kind."""
-    if isinstance(x, tuple):
-        return tuple(map(moved, x))
-    if isinstance(x, dict):
-        return {name: moved(value) for name, value in x.items()}
-    return x.flip(0) * 0.75 if x.is_floating_point() else x.flip(0)
-
-
-def results(model: nn.Module, x: Any, output: Any) -> list[Tensor] | str:
-    try:
-        found: list[Tensor] = []
-        for method in ("exact", "approx"):
-            found += lk.diag(model, (x, None), "gaussian", method, output=output).values()
-        return found
-    except (RuntimeError, ValueError, TypeError) as error:
-        return type(error).__name__
-
-
-@pytest.mark.parametrize("network", params())
-def test_zoo_is_as_recorded(network: Network) -> None:
-    model, x = network.make()
-    other = copy.deepcopy(model)
-    for _ in range(3):
-        results(model, x, network.output)
-    found, known = (results(one, moved(x), network.output) for one in (model, other))
-    if isinstance(known, str) or isinstance(found, str):
-        assert found == known
-    else:
-        assert all(map(torch.equal, found, known))
-    for template in templates(model):
-        assert not tensors_behind(template)
 
 
 def small() -> nn.Sequential:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,9 @@ from lapkernels.curvature.recording.recorder import Recorder
 from lapkernels.curvature.recording.run import record
 from lapkernels.curvature.recording.run_model import Subject
 from lapkernels.curvature.recording.torch_functions import FUNCTIONS
-from tests.curvature.zoo import Net, Network, params
+from tests.curvature.check import assert_same, diagonals
+from tests.curvature.recording.test_zoo import watched
+from tests.curvature.zoo import Net
 
 
 def subject_of(model: nn.Module) -> Subject:
@@ -26,46 +29,11 @@ def subject_of(model: nn.Module) -> Subject:
     return Subject.of(contents, parameters_of(contents, None))
 
 
-def trace(model: nn.Module, x: Any, watched: bool) -> Subject:
+def trace(model: nn.Module, x: Any) -> Subject:
     """Record a pass; the subject says afterwards whether it had to be watched."""
     subject = subject_of(model)
-    subject.watched = watched
     record(subject, Batch(x if isinstance(x, tuple) else (x,), {}, None))
     return subject
-
-
-def diagonal(
-    model: nn.Module, x: Any, method: Any, watched: bool, patch: pytest.MonkeyPatch, output: Any
-) -> dict[str, Tensor] | str:
-    """The diagonal, or the name of the error that refuses it."""
-    made = Subject.of.__func__  # pyright: ignore[reportFunctionMemberAccess]
-
-    def of(cls: type, *args: Any) -> Subject:
-        subject = made(cls, *args)
-        subject.watched = watched
-        return subject
-
-    with patch.context() as context:
-        context.setattr(Subject, "of", classmethod(of))
-        try:
-            return dict(lk.diag(model, (x, None), "gaussian", method, output=output))
-        except (RuntimeError, ValueError, TypeError) as error:
-            return type(error).__name__
-
-
-@pytest.mark.parametrize("network", params())
-def test_zoo_is_as_watched(network: Network, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, x = network.make()
-    for method in ("exact", "approx"):
-        found, known = (
-            diagonal(model, x, method, watched, monkeypatch, network.output)
-            for watched in (False, True)
-        )
-        if isinstance(found, str) or isinstance(known, str):
-            assert found == known
-        else:
-            for name, value in known.items():
-                torch.testing.assert_close(found[name], value, msg=f"{method} {name}")
 
 
 CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
@@ -170,17 +138,14 @@ class Model(nn.Module):
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_calls_are_as_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_calls_are_as_watched(name: str) -> None:
     model, x = Model(CALLS[name]).double(), torch.randn(3, 4, dtype=torch.float64)
-    assert not trace(model, x, watched=False).watched
-    for method in ("exact", "approx"):
-        found, known = (
-            diagonal(model, x, method, watched, monkeypatch, None) for watched in (False, True)
-        )
-        assert not isinstance(found, str) and not isinstance(known, str)
-        assert any(value.any() for value in known.values())
-        for parameter, value in known.items():
-            torch.testing.assert_close(found[parameter], value, rtol=1e-12, atol=1e-12)
+    assert not trace(model, x).watched
+    found = diagonals(model, x)
+    assert any(isinstance(value, Tensor) and value.any() for value in found.values())
+    assert not {"exact", "approx"} & found.keys(), "refused"
+    with watched():
+        assert_same(found, diagonals(copy.deepcopy(model), x), 1e-12)
 
 
 def test_known_functions_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +157,7 @@ def test_known_functions_are_not_watched(monkeypatch: pytest.MonkeyPatch) -> Non
         *(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout()),
         *(nn.Flatten(), nn.Linear(8, 4), nn.LayerNorm(4), nn.GELU(), nn.Linear(4, 2)),
     ).eval()
-    assert not trace(model, torch.randn(2, 1, 6, 6), watched=False).watched
+    assert not trace(model, torch.randn(2, 1, 6, 6)).watched
 
 
 @torch.jit.script
@@ -225,22 +190,16 @@ UNSEEN: dict[str, Callable[[Any, Tensor], Tensor]] = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", UNSEEN)
-def test_what_is_missed_is_watched(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missed_is_watched(name: str) -> None:
     run = UNSEEN[name]
     model = Net(lambda net, x: net.last(run(net, net.first(x))))
     model.first, model.last, model.b = nn.Linear(3, 3), nn.Linear(3, 2), nn.Parameter(torch.rand(3))
     model.constant = torch.randn(3).double()
     model, x = model.double(), torch.randn(4, 3, dtype=torch.float64)
-    assert trace(model, x, watched=False).watched
-    found, known = (
-        diagonal(model, x, "exact", watched, monkeypatch, None) for watched in (False, True)
-    )
-    if isinstance(known, str):
-        assert found == known
-    else:
-        assert not isinstance(found, str)
-        for parameter, value in known.items():
-            torch.testing.assert_close(found[parameter], value, rtol=0, atol=0)
+    assert trace(model, x).watched
+    found = diagonals(model, x, methods=["exact"])
+    with watched():
+        assert_same(found, diagonals(copy.deepcopy(model), x, methods=["exact"]))
 
 
 def test_compiled_functions_run_as_written() -> None:
@@ -255,20 +214,15 @@ def test_compiled_functions_run_as_written() -> None:
         torch.testing.assert_close(value, other, rtol=0, atol=0)
 
 
-def test_autocast_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_autocast_is_watched() -> None:
     """Its casts are ops of their own."""
     model = Net(lambda net, x: net.last(net.first(x).tanh()))
     model.first, model.last = nn.Linear(3, 3), nn.Linear(3, 2)
     x = torch.randn(4, 3)
     with torch.autocast("cpu", torch.bfloat16):
-        found, known = (
-            diagonal(model, x, "exact", watched, monkeypatch, None) for watched in (False, True)
-        )
-    if isinstance(known, str):
-        assert found == known
-    else:
-        assert not isinstance(found, str)
-        assert all(found[name].equal(value) for name, value in known.items())
+        found = diagonals(model, x, methods=["exact"])
+        with watched():
+            assert_same(found, diagonals(copy.deepcopy(model), x, methods=["exact"]))
 
 
 def test_every_function_has_a_call() -> None:
