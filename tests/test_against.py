@@ -3,35 +3,24 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from benchmarks.against import Row, table
 from benchmarks.general import NETWORKS, QUANTITIES
-
-ROOT = Path(__file__).parents[1]
+from tests.programs import printed, run
 
 
 def test_a_run_leaves_nothing_behind() -> None:
-    def git(*words: str) -> str:
-        found = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True)
-        return found.stdout
-
-    if not git("rev-parse", "HEAD"):
+    if not run("git", "rev-parse", "HEAD").stdout:
         pytest.skip("a clone is needed")
     command = "-m benchmarks.against HEAD --networks mlp --quantities exact approx --rounds 1"
-    run = subprocess.run(
-        [sys.executable, *command.split()], cwd=ROOT, capture_output=True, text=True
-    )
-    assert run.returncode == 0, run.stderr
-    rows = re.findall(r"\| mlp \| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", run.stdout)
+    text = printed(*command.split())
+    rows = re.findall(r"\| mlp \| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", text)
     assert [row[0] for row in rows] == ["exact", "approx"]
     for _, old, new, ratio in rows:
         assert float(ratio) == pytest.approx(float(new) / float(old), rel=0.02)
-    assert "lapkernels-against" not in git("worktree", "list")
+    assert "lapkernels-against" not in run("git", "worktree", "list").stdout
 
 
 def test_table() -> None:

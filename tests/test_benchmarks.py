@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
@@ -21,8 +20,8 @@ from benchmarks.networks import TINY, NetworkSize, tiny
 from benchmarks.plots import plot
 from benchmarks.registry import Family, Method, load
 from benchmarks.rows import Row
+from tests.programs import printed
 
-ROOT = Path(__file__).parents[1]
 CPU = torch.device("cpu")
 METHODS = [
     pytest.param(family, method, id=f"{family.name}-{method.name}")
@@ -233,21 +232,16 @@ def test_nan_is_wrong() -> None:
     assert not error <= 1.0
 
 
-def test_from_pytest_to_report(tmp_path: Path) -> None:
+def test_from_pytest_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pytest_benchmark")
     pytest.importorskip("matplotlib")
     written = tmp_path / "run.json"
     selection = "jacobian_squared_sum or precision_update or (diag_exact and forward)"
-    command = [sys.executable, "-m", "pytest", "benchmarks", "--quick", "-q", "-p", "no:xdist"]
-    done = subprocess.run(
-        [*command, "--benchmark-only", f"--benchmark-json={written}", "-k", selection],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        # Inside a worker of this suite the plugin would think the run itself is parallel.
-        env={name: value for name, value in os.environ.items() if "XDIST" not in name},
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    # Inside a worker of this suite the plugin would think the run itself is parallel.
+    for name in [name for name in os.environ if "XDIST" in name]:
+        monkeypatch.delenv(name)
+    command = ["-m", "pytest", "benchmarks", "--quick", "-q", "-p", "no:xdist"]
+    printed(*command, "--benchmark-only", f"--benchmark-json={written}", "-k", selection)
     data = json.loads(written.read_text())
     for entry in data["benchmarks"]:
         assert 0 < entry["stats"]["min"] < 10

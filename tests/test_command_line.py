@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy
@@ -16,19 +14,14 @@ from lapkernels import bench, info
 from lapkernels.__main__ import COMMANDS, main
 from lapkernels.kernels import OpReport
 from lapkernels.ops import OPS
-
-ROOT = Path(__file__).parents[1]
+from tests.programs import python
 
 
 def test_as_a_process() -> None:
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "lapkernels", *arguments]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-    wrong = run("dance")
+    wrong = python("-m", "lapkernels", "dance")
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert "invalid choice: 'dance'" in wrong.stderr
-    failing = run("info", "--json", "--require", "nothing")
+    failing = python("-m", "lapkernels", "info", "--json", "--require", "nothing")
     assert failing.returncode == 1
     assert "the backend 'nothing' does not serve" in failing.stderr
     assert set(json.loads(failing.stdout)) == {"facts", "ops", "choices"}

@@ -37,12 +37,6 @@ def test_demo_reads_a_file_of_larger_images(tmp_path: Path) -> None:
     assert {row["method"]: row["error"] < 1e-5 for row in rows}["exact"]
 
 
-def test_file_without_images_is_refused(tmp_path: Path) -> None:
-    numpy.savez(tmp_path / "other.npz", y=numpy.zeros(3))
-    with pytest.raises(ValueError, match=r"lacks \['x_test', 'x_train'\]"):
-        data.load(tmp_path / "other.npz")
-
-
 def test_drawn_digits_are_images() -> None:
     images = data.drawn_digits(50)
     assert images.shape == (50, 1, 8, 8)

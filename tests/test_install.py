@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 
@@ -10,10 +9,7 @@ import pytest
 
 from lapkernels.kernels import NATIVE
 from lapkernels.ops import OPS
-
-needs_library = pytest.mark.skipif(
-    NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}"
-)
+from tests.programs import run
 
 # Calls an op twice, so that a second warning would show; with ones its value is O * I = 20.
 FIRST_USE = """
@@ -35,11 +31,7 @@ print(len(caught), "warnings", *caught)
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Runs this Python with changed environment variables and returns what it printed."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LAPKERNELS_")}
-    return subprocess.run(
-        [sys.executable, *arguments], env=kept | environment, capture_output=True, text=True
-    )
+    return run(sys.executable, *arguments, fresh=True, **environment)
 
 
 @pytest.mark.parametrize("hidden", ["0", "1"])
@@ -55,19 +47,8 @@ def test_info_lists_every_op(hidden: str) -> None:
     assert "both tensors" in result.stdout and "at most 4 columns" in result.stdout
     if hidden == "1":
         assert all("LAPKERNELS_NO_NATIVE is set" in rows[op] for op in OPS)
-
-
-@needs_library
-def test_info_shows_the_simd_level() -> None:
-    result = run_python("-m", "lapkernels", "info")
-    (line,) = [line for line in result.stdout.splitlines() if line.startswith("SIMD level")]
-    assert line.split()[-1] in {"avx512", "avx2", "baseline"}
-
-
-def test_unknown_command_is_refused() -> None:
-    result = run_python("-m", "lapkernels", "inform")
-    assert result.returncode == 2
-    assert "invalid choice" in result.stderr
+    elif NATIVE.path is not None:
+        assert rows["SIMD"].split()[-1] in {"avx512", "avx2", "baseline"}
 
 
 def test_without_the_library_warns_once_at_first_use() -> None:

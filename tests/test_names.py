@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
 
 import lapkernels as lk
+from tests.programs import printed
 
 
 @pytest.mark.parametrize("name", lk.__all__)
@@ -36,4 +34,4 @@ torch.ops.lapkernels.gaussian_kl
 lapkernels.diag
 assert "curvature" in loaded() and not {"laplace", "autoencoder"} & loaded(), loaded()
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    printed("-c", program)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,8 +15,9 @@ import pytest
 
 from benchmarks.cuda.compile import nvcc
 from lapkernels.ops import OPS
+from tests import programs
+from tests.programs import ROOT
 
-ROOT = Path(__file__).parents[1]
 CALL = """
 import torch, lapkernels as lk
 s, x, variance = torch.ones(2, 3, 7, 4), torch.ones(3, 7, 5), torch.ones(4, 5)
@@ -27,8 +27,7 @@ with lk.use_backend("cpp"):
 
 
 def run(*command: str | Path, cwd: Path = ROOT, **environment: str) -> str:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("LAPKERNELS_")}
-    done = subprocess.run(command, env=kept | environment, cwd=cwd, capture_output=True, text=True)
+    done = programs.run(*command, cwd=cwd, fresh=True, **environment)
     assert done.returncode == 0, done.stdout + done.stderr[-4000:]
     return done.stdout
 

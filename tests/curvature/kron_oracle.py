@@ -14,9 +14,9 @@ from math import inf, nan, prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tests.curvature import op_oracle
+from tests.curvature import op_oracle, oracle
 from tests.curvature.op_recording import Op, Recorded, Value, argument
 
 
@@ -57,6 +57,15 @@ class Uses:
             return exact if self.exact or not kinds else None
         if len(kinds) > 1 or any(not torch.equal(uses[0].entries, u.entries) for u in uses):
             return exact if kinds == {True} else None
+        a, b = self.factors(m, reduce)
+        found = torch.zeros_like(exact)
+        for group, entries in enumerate(uses[0].entries.flatten(1)):
+            found[entries[:, None], entries] = torch.kron(b[group], a[group]).to(found)
+        return found
+
+    def factors(self, m: Tensor, reduce: bool) -> tuple[Tensor, Tensor]:
+        """A [groups, I, I], a mean over samples, and B [groups, O, O], a sum, of uses that fit."""
+        uses = [use for sample in self.samples for use in sample]
         groups, out, features = uses[0].entries.shape
         a, b = torch.zeros(groups, features, features), torch.zeros(groups, out, out)
         for own, sample in zip(m, self.samples, strict=True):
@@ -69,13 +78,7 @@ class Uses:
                 j, x = j.sum(3, keepdim=True), x.mean(2, keepdim=True)
             a = a + torch.einsum("git,gjt->gij", x, x) / x.shape[2]
             b = b + torch.einsum("dgot,de,egpt->gop", j, own, j)
-        if uses[0].x is None:
-            a = torch.full_like(a, len(m))
-        found = torch.zeros_like(exact)
-        for group, entries in enumerate(uses[0].entries.flatten(1)):
-            dense = torch.kron(b[group], a[group] / len(m))
-            found[entries[:, None], entries] = dense.to(found)
-        return found
+        return (torch.ones_like(a) if uses[0].x is None else a / len(m)), b
 
 
 # J of values made of parameters alone, by parameter.
@@ -105,6 +108,39 @@ def uses(passes: Sequence[Recorded]) -> dict[str, Uses]:
                 use = _use(op, index, origins)
                 for name in names:
                     found[name].add(n, use)
+    return found
+
+
+def uses_of_layers(
+    model: nn.Module, x: oracle.Inputs, output: oracle.Select | None = None
+) -> dict[str, Uses]:
+    """The same by hooks, where all parameters are of Linear layers and convolutions in one group.
+
+    What lies between the layers may be anything.
+    """
+    model, samples = oracle.in_double(model), list(oracle.samples(x))
+    calls: list[tuple[str, Any, Tensor, Tensor]] = []
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Conv1d):
+            module.register_forward_hook(
+                lambda layer, given, z, name=name: calls.append((name, layer, given[0], z))
+            )
+    found = {name: Uses([[] for _ in samples]) for name in oracle.trainable(model)}
+    for n, sample in enumerate(samples):
+        calls.clear()
+        f = oracle.call(model, sample, output)
+        for name, layer, given, z in calls:
+            channels = -1 if isinstance(layer, nn.Linear) else 1
+            s = oracle.jacobian(f, [z])[0].flatten(0, 1).movedim(channels, 1)
+            s = s.reshape(len(s), 1, s.shape[1], -1)
+            # How the first output depends on its own weights; not by __call__, which has the hook.
+            first = layer.forward(given).movedim(channels, 0)[0]
+            patches = oracle.jacobian(first, [layer.weight])[0][:, 0].flatten(1).T[None]
+            own = torch.arange(layer.weight.numel()).reshape(1, s.shape[2], -1)
+            found[f"{name}.weight"].add(n, Use(own, patches, s, False))
+            found[f"{name}.bias"].add(
+                n, Use(torch.arange(s.shape[2])[None, :, None], None, s, False)
+            )
     return found
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from math import prod
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -234,127 +233,6 @@ def layer_block(matrix: Tensor, model: nn.Module, names: Sequence[str]) -> Tenso
     return torch.cat([torch.cat(row, 1) for row in rows])
 
 
-def neuron_blocks(
-    matrix: Tensor, model: nn.Module, name: str, transposed_groups: int | None = None
-) -> Tensor:
-    """[O, I * K, I * K] of a weight [O, I, k...]: entries that feed one output channel.
-
-    The weight of a transposed convolution is [I, O / groups, k...]: give its number of groups.
-    """
-    shape = trainable(model)[name].shape
-    entries = torch.arange(shape.numel()).reshape(shape)
-    if transposed_groups:
-        entries = entries.unflatten(0, (transposed_groups, -1)).transpose(1, 2).flatten(0, 1)
-    return gather_blocks(block(matrix, model, name), entries.flatten(1))
-
-
-def kernel_blocks(matrix: Tensor, model: nn.Module, name: str) -> Tensor:
-    """[O, I, K, K] of a weight [O, I, k...]; [I, O / groups, K, K] if it is transposed."""
-    shape = trainable(model)[name].shape
-    entries = torch.arange(shape.numel()).reshape(*shape[:2], -1)
-    return gather_blocks(block(matrix, model, name), entries)
-
-
 def gather_blocks(matrix: Tensor, entries: Tensor) -> Tensor:
     """[..., m, m] of the rows and columns `entries` [..., m]."""
     return matrix[entries[..., :, None], entries[..., None, :]]
-
-
-WEIGHT_SHARED = (
-    nn.Linear,
-    nn.Conv1d,
-    nn.Conv2d,
-    nn.Conv3d,
-    nn.ConvTranspose1d,
-    nn.ConvTranspose2d,
-    nn.ConvTranspose3d,
-)
-
-
-def kfac(
-    model: nn.Module,
-    x: Inputs,
-    y: Tensor,
-    likelihood: str | Loss = "gaussian",
-    sharing: Literal["expand", "reduce"] = "expand",
-    output: Select | None = None,
-    joint_bias: bool = False,
-    moments: Tensor | None = None,
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """Factors A [groups, I / groups * K, same] and B [groups, O / groups, same] by module name.
-
-    With X [I / groups * K, T] the patches of a sample and M [O, T, O, T] its J^T H J at the layer's
-    output,
-    expand: A = sum_n 1/T sum_t x_t x_t^T, B = sum_n sum_t M_tt;
-    reduce: A = sum_n xbar xbar^T with the mean over t, B = sum_n sum_tt' M_tt'.
-    `moments` [N, D, D], if given, are there in place of the output Hessians H.
-    `joint_bias` appends a one to every patch of a layer that has a bias. Only calls of modules
-    count; a module called twice in a pass is refused, one never called is left out.
-    """
-    model = in_double(model)
-    layers = {name: m for name, m in model.named_modules() if _has_factors(m)}
-    uses: list[tuple[str, Any, Any, Tensor]] = []
-
-    def keep(name: str) -> Callable[..., None]:
-        return lambda _, inputs, options, z: uses.append((name, inputs, options, z))
-
-    for name, layer in layers.items():
-        layer.register_forward_hook(keep(name), with_kwargs=True)
-    found: dict[str, tuple[Tensor, Tensor]] = {}
-    for n, sample in enumerate(samples(x)):
-        uses.clear()
-        f = call(model, sample, output)
-        h = output_hessian(f, y[n : n + 1], likelihood)[0] if moments is None else moments[n]
-        names = [name for name, *_ in uses]
-        if len(set(names)) < len(names):
-            raise ValueError(f"a layer is used more than once: {names}")
-        # A copy: backward passes run checkpointed parts again.
-        for name, inputs, options, z in list(uses):
-            layer = layers[name]
-            patches = _patches(layer, inputs, options)
-            if joint_bias and layer.bias is not None:
-                patches = torch.cat([patches, torch.ones_like(patches[:, :1])], 1)
-            pair = _factors(layer, patches, jacobian(f, [z])[0], h, sharing == "reduce")
-            before = found.get(name, (0.0, 0.0))
-            found[name] = (before[0] + pair[0], before[1] + pair[1])
-    return found
-
-
-def _has_factors(module: nn.Module) -> bool:
-    """A layer whose weight is a parameter of its own, not frozen and not computed from others."""
-    weight = dict(module.named_parameters(recurse=False)).get("weight")
-    return isinstance(module, WEIGHT_SHARED) and weight is not None and weight.requires_grad
-
-
-def _factors(
-    layer: nn.Module, patches: Tensor, j: Tensor, h: Tensor, reduce: bool
-) -> tuple[Tensor, Tensor]:
-    columns = _per_position(layer, j, 1).unflatten(1, (patches.shape[0], -1))
-    if reduce:
-        patches = patches.mean(2, keepdim=True)
-        columns = columns.sum(3, keepdim=True)
-    a = torch.einsum("git,gjt->gij", patches, patches) / patches.shape[2]
-    b = torch.einsum("cgot,cd,dgpt->gop", columns, h, columns)
-    return a.contiguous(), b.contiguous()
-
-
-def _per_position(layer: nn.Module, z: Tensor, lead: int) -> Tensor:
-    """[*lead, O, T]: all dimensions but the channels are positions of the one sample."""
-    channels = -1 if isinstance(layer, nn.Linear) else 1 + lead
-    z = z.movedim(channels, lead)
-    return z.reshape(*z.shape[: lead + 1], prod(z.shape[lead + 1 :]))
-
-
-def _patches(layer: Any, inputs: Any, options: Any) -> Tensor:
-    """X [groups, I / groups * K, T]: how a group's first output depends on its own weights."""
-    groups, weight = getattr(layer, "groups", 1), layer.weight
-    # Not through __call__: the hooks must not see it.
-    z = _per_position(layer, layer.forward(*inputs, **options), 0)
-    if not z.numel():
-        raise ValueError("a layer is used at no position")
-    transposed = isinstance(layer, WEIGHT_SHARED[4:])
-    found: list[Tensor] = []
-    for group, first in enumerate(z.unflatten(0, (groups, -1))[:, 0]):
-        own = jacobian(first, [weight])[0].unflatten(1, (groups, -1))[:, group]
-        found.append((own[:, :, 0] if transposed else own[:, 0]).flatten(1).T)
-    return torch.stack(found)

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.func import hessian as func_hessian
 
-from tests.curvature import op_oracle, oracle
+from tests.curvature import kron_oracle, op_oracle, oracle
+from tests.curvature.op_recording import recorded
 from tests.curvature.zoo import ZOO, Net
 
 
@@ -134,44 +135,25 @@ def test_inputs_by_position_and_by_name_are_the_same() -> None:
 def test_blocks_are_rows_and_columns_of_the_matrix() -> None:
     model = nn.Conv1d(2, 3, 2)
     matrix = torch.arange(15.0 * 15).reshape(15, 15)
-    rows = matrix[:12, :12].reshape(3, 2, 2, 3, 2, 2)
-    neurons = oracle.neuron_blocks(matrix, model, "weight")
-    kernels = oracle.kernel_blocks(matrix, model, "weight")
-    for o in range(3):
-        assert neurons[o].equal(rows[o, :, :, o].reshape(4, 4))
-        for i in range(2):
-            assert kernels[o, i].equal(rows[o, i, :, o, i])
+    rows = matrix[:12, :12].reshape(3, 4, 3, 4)
+    neurons = oracle.gather_blocks(matrix, torch.arange(12).reshape(3, 4))
+    assert all(neurons[o].equal(rows[o, :, o]) for o in range(3))
     assert oracle.layer_block(matrix, model, ["weight", "bias"]).equal(matrix)
 
 
-def test_neuron_blocks_of_a_transposed_convolution_cover_one_output() -> None:
-    model = nn.ConvTranspose1d(4, 6, 2, groups=2, bias=False).double()
-    x = torch.randn(2, 4, 3, dtype=torch.float64)
-    matrix = oracle.ggn(model, x, model(x).detach())
-    found = oracle.neuron_blocks(matrix, model, "weight", transposed_groups=2)
-    assert found.shape == (6, 4, 4)
-    # Different outputs share no curvature, so the blocks hold all there is.
-    torch.testing.assert_close(found.square().sum(), matrix.square().sum())
-
-
-def test_kfac_expand_is_exact_at_one_position_and_one_sample() -> None:
-    model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 2)).double()
-    x = torch.randn(1, 2, dtype=torch.float64)
+def test_kronecker_factors_are_exact_at_one_position_of_one_sample() -> None:
+    layers = (nn.Conv1d(2, 3, 3), nn.Tanh(), nn.Flatten(), nn.Linear(3, 2))
+    model = nn.Sequential(*layers).double()
+    x = torch.randn(1, 2, 3, dtype=torch.float64)
     y = oracle.labels(model(x), "categorical")
     matrix = oracle.ggn(model, x, y, "categorical")
-    for name, (a, b) in oracle.kfac(model, x, y, "categorical").items():
-        torch.testing.assert_close(
-            torch.kron(b[0], a[0]), oracle.block(matrix, model, f"{name}.weight")
-        )
-
-
-def test_kfac_refuses_a_layer_used_twice_and_leaves_out_what_is_frozen() -> None:
-    layer = nn.Linear(2, 2)
-    x, y = torch.randn(2, 2), torch.zeros(2, 2)
-    with pytest.raises(ValueError, match="more than once"):
-        oracle.kfac(nn.Sequential(layer, layer), x, y)
-    layer.weight.requires_grad_(False)
-    assert list(oracle.kfac(nn.Sequential(layer, nn.Linear(2, 2)), x, y)) == ["1"]
+    h = oracle.output_hessian(model(x), y, "categorical")
+    for uses in (kron_oracle.uses(recorded(model, x)), kron_oracle.uses_of_layers(model, x)):
+        assert list(uses) == ["0.weight", "0.bias", "3.weight", "3.bias"]
+        for name, one in uses.items():
+            block = oracle.block(matrix, model, name)
+            assert not one.exact
+            torch.testing.assert_close(one.block(h, torch.zeros_like(block), False), block)
 
 
 def test_scalar_parameters_have_a_place_in_matrices() -> None:

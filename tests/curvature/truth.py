@@ -48,6 +48,8 @@ class Truth:
     @cached_property
     def uses(self) -> dict[str, kron_oracle.Uses]:
         """How each parameter enters."""
+        if self.network.id in NOT_OP_BY_OP:
+            return kron_oracle.uses_of_layers(self.model, self.x, self.network.output)
         return kron_oracle.uses(self.passes)
 
     def neurons(self, name: str, otherwise: Tensor) -> Tensor:
@@ -220,30 +222,11 @@ class Truth:
 
     def kron(self, m: Tensor, reduce: bool) -> dict[str, Tensor]:
         """B ⊗ A of each parameter as a matrix."""
-        if self.network.id in NOT_OP_BY_OP:
-            return self._kron_of_modules(m, reduce)
         matrix, found = self.matrix(m), {}
         for name, uses in self.uses.items():
             block = uses.block(m, oracle.block(matrix, self.model, name), reduce)
             assert block is not None, f"{name} has no Kronecker factors"
             found[name] = block
-        return found
-
-    def _kron_of_modules(self, m: Tensor, reduce: bool) -> dict[str, Tensor]:
-        """The same of networks whose parameters are all of Linear layers."""
-        factors = oracle.kfac(
-            self.model,
-            self.x,
-            torch.zeros(len(m), 1),
-            sharing="reduce" if reduce else "expand",
-            output=self.network.output,
-            moments=m,
-        )
-        found: dict[str, Tensor] = {}
-        for name, _ in oracle.trainable(self.model).items():
-            path, _, kind = name.rpartition(".")
-            ((a,), (b,)) = factors[path]
-            found[name] = b if kind == "bias" else torch.kron(b, a / len(m))
         return found
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +11,7 @@ from torch import Tensor, nn
 import lapkernels as lk
 from lapkernels.demo.memory import PROC, peak_extra_memory
 from tests.curvature.memory import ALLOCATOR
+from tests.programs import printed
 
 GIB = 1 << 30
 
@@ -60,15 +57,7 @@ def measure() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(not (PROC / "clear_refs").exists(), reason="the peak is read from /proc")
 def test_predictive_of_a_large_residual_network() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.laplace.test_memory"],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, **ALLOCATOR},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
+    found = json.loads(printed("-m", "tests.laplace.test_memory", **ALLOCATOR))
     assert found["parameters"] > 11_000_000 and found["good"]
     if found["peak"] is None:
         pytest.skip("the peak cannot be reset here")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,6 +37,18 @@ def _assert_meaningful(found: Tensor, wanted: Tensor, empty: bool) -> None:
         assert not wanted.any(), "a sum over nothing must be zero"
     else:
         assert wanted.any(), "nothing but zeros is expected: the case tests nothing"
+
+
+def assert_same_bits(run: Callable[[], Tensor | Sequence[Tensor]], *, empty: bool = False) -> None:
+    """The results for any number of threads."""
+    found: list[Tensor] = []
+    for threads in (1, 2, 3, 5):
+        torch.set_num_threads(threads)
+        result = run()
+        parts = [result] if isinstance(result, Tensor) else result
+        found.append(torch.cat([part.flatten() for part in parts]))
+    assert empty or found[0].any(), "nothing but zeros: the case tests nothing"
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 def exact_in(dtype: torch.dtype) -> int:

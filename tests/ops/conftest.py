@@ -45,14 +45,6 @@ def cpp() -> Iterator[str]:
 
 
 @pytest.fixture
-def threads() -> Iterator[None]:
-    """For a test that sets the number of threads: it is put back afterwards."""
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture
 def interpreted() -> Iterator[str]:
     """Triton's interpreter."""
     yield from _backend("triton")

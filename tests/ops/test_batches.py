@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.ops.cases import FEW, LAYERS, Layer, draw, over
+from tests.ops.compare import assert_same_bits
 from tests.ops.operations import OPERATIONS, PER_SAMPLE, SUMMED, WITH_OUT, Operation, each
 
 
@@ -55,13 +56,7 @@ def test_bad_sample_is_not_hidden_in_a_sum(operation: Operation, layer: Layer) -
 
 @each(WITH_OUT)
 @over(LAYERS)
-@pytest.mark.usefixtures("cpp", "threads")
+@pytest.mark.usefixtures("cpp")
 def test_threads_give_the_same_bits(operation: Operation, layer: Layer) -> None:
     data = draw(layer, torch.float32)
-    results = []
-    for count in (1, 2, 3):
-        torch.set_num_threads(count)
-        results.append(operation.run(data))
-    assert results[0].any()
-    assert torch.equal(results[0], results[1])
-    assert torch.equal(results[0], results[2])
+    assert_same_bits(lambda: operation.run(data))

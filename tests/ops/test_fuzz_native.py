@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import ast
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.programs import python
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.usefixtures("cpp")
 def test_nonsense_never_crashes(seed: int) -> None:
-    result = subprocess.run(
-        [sys.executable, "-m", "tests.ops.fuzz_native", str(seed), "3000"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    result = python("-m", "tests.ops.fuzz_native", str(seed), "3000")
     last = "\n".join(result.stderr.splitlines()[-5:])
     assert result.returncode == 0, f"exit code {result.returncode}; the last calls were\n{last}"
     outcomes = ast.literal_eval(result.stdout)

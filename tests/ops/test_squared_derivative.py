@@ -9,11 +9,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lapkernels.ops import ACTIVATIONS, squared_derivative
-from tests.ops.compare import assert_within
+from lapkernels.ops import ACTIVATIONS, squared_conv_input, squared_derivative
+from tests.ops.cases import FEW, Layer, draw, over
+from tests.ops.compare import assert_same, assert_within
 from tests.ops.layouts import BUFFERS, LAYOUTS
+from tests.ops.operations import OPERATIONS
 
 SLOPE = 0.3
+(PLAIN,) = [operation for operation in OPERATIONS if operation.name == "squared_conv_input"]
 # A derivative takes an exponential or two, some products, and a difference from one.
 ROUNDINGS = 16
 
@@ -104,3 +107,29 @@ def test_nothing_and_nan() -> None:
     for activation in sorted({*ACTIVATIONS} - {"identity", "relu", "leaky_relu", "elu"}):
         found = squared_derivative(torch.ones(3), z, activation, SLOPE)
         assert found.isnan().tolist() == [False, True, False], activation
+
+
+@over(FEW)
+@pytest.mark.parametrize("activation", [one for one in ACTIVATIONS if one != "identity"])
+@pytest.mark.usefixtures("backend")
+def test_fused_activation_is_the_separate_one(
+    layer: Layer, activation: str, dtype: torch.dtype
+) -> None:
+    data = draw(layer, dtype)
+    base = (data.m, data.weight, layer.size, layer.geometry)
+    found = squared_conv_input(*base, z=data.z, activation=activation, slope=0.3)
+    wanted = squared_derivative(PLAIN.run(data), data.z, activation, 0.3)
+    ones = torch.ones_like(data.z, dtype=torch.float64)
+    factor = squared_derivative(ones, data.z.double(), activation, 0.3)
+    # Both take the same steps in another order.
+    assert_within(found, wanted, 2 * PLAIN.tolerance(data, dtype) * factor)
+
+
+@over(FEW)
+@pytest.mark.usefixtures("backend")
+def test_fused_activation_accumulates(layer: Layer) -> None:
+    data = draw(layer, torch.float32, integers=True)
+    out = torch.full_like(data.z, 4.0)
+    base = (data.m, data.weight, layer.size, layer.geometry)
+    squared_conv_input(*base, z=data.z, activation="relu", out=out, decay=0.5, scale=3.0)
+    assert_same(out, 2.0 + 3.0 * PLAIN.brute(data) * (data.z > 0))

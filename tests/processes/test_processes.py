@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from lapkernels.curvature.results.eigenbasis import shared_out
-
-ROOT = Path(__file__).parents[2]
+from tests.programs import ROOT, printed
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -39,15 +38,9 @@ def test_processes_work_as_one(size: int, tmp_path: Path) -> None:
 
 def test_example_under_torchrun(tmp_path: Path) -> None:
     example = ["examples/many_processes.py", "--quick", "--out", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", *example],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    difference = re.search(r"relative difference (\S+)", done.stdout)
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node=2"]
+    text = printed(*launcher, *example, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    difference = re.search(r"relative difference (\S+)", text)
     assert difference and float(difference.group(1)) < 1e-5
     assert (tmp_path / "many_processes.png").exists()
 

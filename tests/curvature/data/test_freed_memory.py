@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import platform
-import subprocess
-import sys
 
 import pytest
+
+from tests.programs import printed
 
 FAULTS = """
 import resource, torch
@@ -26,14 +26,8 @@ CALLS = [
 ]
 
 
-def _faults(call: str) -> int:
-    command = [sys.executable, "-c", FAULTS.format(call=call)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other libraries keep other amounts")
 @pytest.mark.parametrize("call", CALLS)
 def test_pages_are_used_again(call: str) -> None:
     """Forty tensors of a megabyte are 10,000 pages, which are not asked for anew."""
-    assert _faults(call) < 1_000
+    assert int(printed("-c", FAULTS.format(call=call))) < 1_000

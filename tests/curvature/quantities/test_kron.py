@@ -13,6 +13,7 @@ import lapkernels as lk
 from lapkernels.curvature.results.eigenbasis import eigenbases
 from tests.curvature import oracle
 from tests.curvature.check import close, made
+from tests.curvature.truth import Truth
 from tests.curvature.zoo import ZOO, Net
 
 NETWORKS = (
@@ -27,16 +28,18 @@ Sharing = Literal["expand", "reduce"]
 @pytest.mark.parametrize("id", NETWORKS)
 def test_factors_of_layers(id: str, sharing: Sharing) -> None:
     """A is an average and B a sum; test_support has their products on the zoo."""
-    model, x, y = made(ZOO[id])
-    found = lk.kron(model, (x, y), "gaussian", "exact", sharing)
-    assert list(found) == list(oracle.trainable(model))
-    for path, (a, b) in oracle.kfac(model, x, y, sharing=sharing).items():
-        weight, bias = (found.get(f"{path}.{name}".lstrip(".")) for name in ("weight", "bias"))
-        assert weight is not None and weight.input is not None
-        close(weight.input, a / found.count)
-        close(weight.output, b)
-        if bias is not None and weight.groups == 1:
-            close(bias.output, b)
+    truth = Truth(id)
+    problem = truth.problem("gaussian", torch.float64)
+    ((h, _),) = truth.moments("gaussian", torch.float64, "exact")
+    found = lk.kron(problem.model, problem.data, "gaussian", "exact", sharing)
+    assert list(found) == list(truth.uses)
+    for name, factors in found.items():
+        if not truth.uses[name].exact:
+            a, b = truth.uses[name].factors(h, sharing == "reduce")
+            close(factors.output, b)
+            assert (factors.input is None) == (a.shape[1] == 1)
+            if factors.input is not None:
+                close(factors.input, a)
 
 
 SINGLE_POSITION = {

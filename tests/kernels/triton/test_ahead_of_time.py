@@ -6,16 +6,11 @@ Compiling needs Triton without its interpreter, hence in a process of its own.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from lapkernels.kernels import triton
-
-ROOT = Path(__file__).parents[3]
+from tests.programs import ROOT, printed
 
 if triton.absent() is not None:
     pytest.skip(f"no Triton kernels: {triton.absent()}", allow_module_level=True)
@@ -31,30 +26,20 @@ ALL = [
 ]
 
 
-def printed(*arguments: str) -> str:
+def sheet(*arguments: str) -> str:
     """What the sheet prints."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.triton.sheet", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    return printed("-m", "benchmarks.triton.sheet", *arguments, TRITON_INTERPRET="0")
 
 
 def compiled(*arguments: str) -> list[dict[str, object]]:
-    rows = json.loads(printed(*arguments))
+    rows = json.loads(sheet(*arguments))
     assert rows, "nothing was compiled"
     return rows
 
 
 def test_the_roofline_is_up_to_date_with_a_reason_for_what_is_below_70_percent() -> None:
     page = (ROOT / "docs/triton_kernels.md").read_text()
-    table = printed()
+    table = sheet()
     assert table in page
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
     low = {row[0].partition(",")[0] for row in rows if int(row[-1].rstrip("%")) < 70}

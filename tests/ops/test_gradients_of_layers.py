@@ -1,14 +1,14 @@
-"""The transpose of a layer, against autograd and small integers."""
+"""The gradients of a layer in its input and its weight, against autograd and small integers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from lapkernels.ops import Geometry, conv_input
+from lapkernels.ops import Geometry, conv_input, conv_weight
 from tests.ops.cases import LAYERS, Layer, draw, over
 from tests.ops.compare import assert_same
-from tests.ops.oracle import transposed_layer
+from tests.ops.oracle import transposed_layer, weight_gradient
 
 CONVOLUTIONS = [
     layer for layer in LAYERS if not layer.is_linear and layer.geometry.padding_mode == "zeros"
@@ -17,10 +17,18 @@ CONVOLUTIONS = [
 
 @over(CONVOLUTIONS)
 @pytest.mark.usefixtures("backend")
-def test_equals_autograd(layer: Layer, dtype: torch.dtype) -> None:
+def test_input(layer: Layer, dtype: torch.dtype) -> None:
     data = draw(layer, dtype, integers=True)
     found = conv_input(data.m, data.weight, layer.size, layer.geometry)
     assert_same(found, transposed_layer(data).to(dtype))
+
+
+@over(LAYERS)
+@pytest.mark.usefixtures("backend")
+def test_weight(layer: Layer, dtype: torch.dtype) -> None:
+    data = draw(layer, dtype, integers=True)
+    found = conv_weight(data.s[0], data.x, layer.geometry)
+    assert_same(found, weight_gradient(data).to(dtype))
 
 
 @pytest.mark.usefixtures("backend")
