@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks import pieces, report
+from benchmarks import imported, pieces, report
 from benchmarks.gate import STANDARD_ERRORS, gate, mean_error, relative_error, tensors
 from benchmarks.measure import measure
 from benchmarks.networks import TINY, NetworkSize, tiny
@@ -363,3 +363,16 @@ def test_runs_are_joined_unless_they_are_of_different_machines() -> None:
     assert joined["benchmarks"] == [1, 2] and joined["refused"] == [-1, -2]
     with pytest.raises(ValueError, match="different machines"):
         report.merged([*runs, {**runs[0], "machine_info": {"python_version": "4"}}])
+
+
+def test_a_page_of_models_says_what_is_right_and_what_is_refused() -> None:
+    found = imported.study("torch mlp")
+    assert [found["verdicts"][method] for method in imported.METHODS] == [
+        *("right", "right", "runs", "runs", "right"),
+    ]
+    refused = {**found, "verdicts": {**found["verdicts"], "kfac": "refused: too large"}}
+    row = imported.rows({"mlp": refused, "gone": {"problem": "no module"}})
+    assert row[0][5] == "refused" and row[1][2:] == ["no module"] * len(imported.METHODS)
+    assert imported.refusals({"mlp": refused}) == ["- mlp kfac: too large"]
+    truth = {"a": torch.tensor([1.0, 2.0])}
+    assert imported.error({"a": torch.tensor([1.0, 2.5])}, truth) == 0.25
