@@ -29,8 +29,8 @@ JacobianTiles<T> jacobian_tiles(const Grid<const T>& small, const Grid<const T>&
 template <class Shape, class T>
 void set_stack(JacobianTiles<T>& task, int64_t stack, int64_t lists) {
   task.stack = static_cast<int>(stack);
-  set_fours(task.a, task.on_b ? 1 : stack);
-  set_fours(task.b, task.on_b ? stack : 1);
+  set_fours(task.a, task.on_b ? 1 : stack, task.positions);
+  set_fours(task.b, task.on_b ? stack : 1, task.positions);
   const int64_t parts_a = Shape::rows / (task.on_b ? 1 : stack);
   const int64_t parts_b = Shape::cols / (task.on_b ? stack : 1);
   task.row_tiles = static_cast<int>(ceil_div(task.rows, parts_a));

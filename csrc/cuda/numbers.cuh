@@ -28,6 +28,19 @@ bool is_vector(const T* data) {
   return reinterpret_cast<uintptr_t>(data) % alignof(Four<T>) == 0;
 }
 
+// The vector of four at `data`; a GPU faults where that is not aligned.
+template <class T>
+__device__ inline Four<T>& four_at(T* data) {
+#ifndef __CUDACC__
+  if (!is_vector(data)) emulator::fail("a vector of four is not aligned");
+#endif
+  return *reinterpret_cast<Four<T>*>(data);
+}
+template <class T>
+__device__ inline const Four<T>& four_at(const T* data) {
+  return four_at(const_cast<T*>(data));
+}
+
 __device__ inline float widen(float value) { return value; }
 __device__ inline double widen(double value) { return value; }
 #ifdef __CUDACC__

@@ -93,16 +93,16 @@ inline int64_t digit_size(const Walk& w, int d) {
 
 // Sets whether the operand is read in vectors of four: each aligned four of the faster of lanes and
 // summands must be contiguous and aligned in memory, and wholly inside or outside of the grid. Its
-// lanes hold `stack` columns.
+// lanes hold `stack` columns; runs of `run` summands begin anywhere that is a multiple of it.
 template <class T>
-void set_fours(Operand<T>& o, int64_t stack) {
+void set_fours(Operand<T>& o, int64_t stack, int64_t run) {
   const Walk& near = o.lanes_nearer ? o.lanes : o.summands;
   const Walk& far = o.lanes_nearer ? o.summands : o.lanes;
   int fast = 5;
   while (fast > 0 && digit_size(near, fast) == 1) --fast;
   const int64_t length = digit_size(near, fast);
   o.fours = !o.divided && near.stride[fast] == 1 && length % 4 == 0 &&
-            !(o.lanes_nearer && (stack > 1 || o.ones)) && is_vector(o.data) &&
+            (o.lanes_nearer ? stack == 1 && !o.ones : run % 4 == 0) && is_vector(o.data) &&
             (near.origin + far.origin) % 4 == 0 && o.group_stride % 4 == 0 &&
             o.column_stride % 4 == 0;
   if (fast >= 2 && fast <= 4) {

@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(kListThreads, 1) list_kernel(const Lists<T> ta
     const int count = static_cast<int>(min(int64_t(4), end - i));
     const bool vector = entry.fours && count == 4;
     if (vector) {
-      a = *reinterpret_cast<const Four<T>*>(entry.a + i);
-      if (entry.b) b = *reinterpret_cast<const Four<T>*>(entry.b + i);
-      if (entry.out) out = *reinterpret_cast<const Four<T>*>(entry.out + i);
+      a = four_at(entry.a + i);
+      if (entry.b) b = four_at(entry.b + i);
+      if (entry.out) out = four_at(entry.out + i);
     } else {
 #pragma unroll
       for (int c = 0; c < 4; ++c)
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kListThreads, 1) list_kernel(const Lists<T> ta
       if (c < count) sum += list_step<T>(task.work, task.p, task.q, out.at[c], a.at[c], b.at[c]);
     if (entry.out == nullptr) continue;
     if (vector) {
-      *reinterpret_cast<Four<T>*>(entry.out + i) = out;
+      four_at(entry.out + i) = out;
     } else {
 #pragma unroll
       for (int c = 0; c < 4; ++c)

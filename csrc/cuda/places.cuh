@@ -111,7 +111,7 @@ struct Operand {
   __device__ Four<T> fetch_four(const T* from, const Place& lane, const Place& summand) const {
     const int32_t q[3] = {lane.at[0] + summand.at[0], lane.at[1] + summand.at[1],
                           lane.at[2] + summand.at[2]};
-    if (inside(q)) return *reinterpret_cast<const Four<T>*>(from + lane.offset + summand.offset);
+    if (inside(q)) return four_at(from + lane.offset + summand.offset);
     const T element = beyond(lane, summand);
     return {{element, element, element, element}};
   }

@@ -57,8 +57,8 @@ Pull<T> pull_task(const Grid<T>& out, Update update, const Grid<const T>& s,
 
 template <class T, class Shape>
 static void pull_in(const Context& context, Pull<T>& task) {
-  set_fours(task.weight, 1);
-  set_fours(task.s, 1);
+  set_fours(task.weight, 1, task.summands);
+  set_fours(task.s, 1, task.summands);
   task.row_tiles = static_cast<int>(ceil_div(task.rows, Shape::rows));
   task.col_tiles = ceil_div(task.to.count, Shape::cols);
   launch(context, pull_kernel<T, Shape>, task.row_tiles * task.col_tiles * task.groups,

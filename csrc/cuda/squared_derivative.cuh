@@ -30,14 +30,12 @@ __global__ void __launch_bounds__(kPointThreads, 1)
   const int64_t begin = (int64_t(blockIdx.x) * kPointThreads + threadIdx.x) * 4;
   if (begin >= task.size) return;
   if (task.fours && begin + 4 <= task.size) {
-    const int64_t i = begin / 4;
-    const Four<T> m = reinterpret_cast<const Four<T>*>(task.m)[i];
-    const Four<T> z = reinterpret_cast<const Four<T>*>(task.z)[i];
+    const Four<T> m = four_at(task.m + begin), z = four_at(task.z + begin);
     Four<T> out = {};
-    if (task.update.decay != 0) out = reinterpret_cast<Four<T>*>(task.out)[i];
+    if (task.update.decay != 0) out = four_at(task.out + begin);
 #pragma unroll
     for (int c = 0; c < 4; ++c) task.apply(out.at[c], m.at[c], z.at[c]);
-    reinterpret_cast<Four<T>*>(task.out)[i] = out;
+    four_at(task.out + begin) = out;
   } else {
     const int64_t end = min(begin + 4, task.size);
     for (int64_t i = begin; i < end; ++i) task.apply(task.out[i], task.m[i], task.z[i]);

@@ -10,8 +10,8 @@ static void tile_sum_in(const Context& context, TileSum<T> task, int64_t groups,
   task.groups = static_cast<int>(groups);
   task.row_tiles = static_cast<int>(ceil_div(task.rows, Shape::rows / task.stack_a));
   task.col_tiles = static_cast<int>(ceil_div(task.cols, Shape::cols / task.stack_b));
-  set_fours(task.a, task.stack_a);
-  set_fours(task.b, task.stack_b);
+  set_fours(task.a, task.stack_a, task.length);
+  set_fours(task.b, task.stack_b, task.length);
   const int64_t all = int64_t(task.row_tiles) * task.col_tiles * groups;
   const int64_t tiles = task.symmetric ? ceil_div(all, 2) : all;
   const int64_t chunks = ceil_div(task.length, 16 * kDepth);

@@ -3,7 +3,8 @@
 // Inputs are small integers, so every sum is exact and the comparison is equality. Each buffer is
 // its own heap block of exactly its size: a read or write past its end is a report.
 // The kernels are those of the SIMD level FUZZ_LEVEL, or with FUZZ_EMULATED those for CUDA, run by
-// the emulator; THREADS has no meaning then. usage: fuzz SEED ROUNDS THREADS
+// the emulator; THREADS has no meaning then. With `flat` all layers are linear ones, of up to 64
+// samples. usage: fuzz SEED ROUNDS THREADS [flat]
 
 #include <cmath>
 #include <cstdio>
@@ -18,8 +19,7 @@ using namespace lapkernels;
 namespace {
 
 template <class T>
-void check_weight_kernels(bool is_large) {
-  const Layer l(is_large);
+void check_weight_kernels(const Layer& l) {
   const bool on_large = draw(0, 1);
   Block6<T> small(l.small_size(on_large ? 1 : l.columns, l.samples), -2, 2);
   Block6<T> large(l.large_size(on_large ? l.columns : 1, l.samples), -2, 2);
@@ -365,11 +365,15 @@ int main(int argc, char** argv) {
   const int64_t seed = argc > 1 ? std::atoll(argv[1]) : 0,
                 rounds = argc > 2 ? std::atoll(argv[2]) : 100;
   thread_count = argc > 3 ? std::atoll(argv[3]) : 1;
+  const bool only_flat = argc > 4;
   for (int64_t round = 0; round < rounds; ++round) {
     random_bits.seed(seed * 1000003 + round);
     const bool is_large = !kSmall && round % 4 == 3;
-    check_weight_kernels<float>(is_large);
-    check_weight_kernels<double>(is_large);
+    check_weight_kernels<float>(Layer::flat());
+    check_weight_kernels<double>(Layer::flat());
+    if (only_flat) continue;
+    check_weight_kernels<float>(Layer(is_large));
+    check_weight_kernels<double>(Layer(is_large));
     check_input_kernel<float>(is_large);
     check_input_kernel<double>(is_large);
     check_window_kernels<float>();

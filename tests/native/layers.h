@@ -147,6 +147,17 @@ struct Layer {
       large[d] = used ? std::max<int64_t>(1, reach + 1 - 2 * taps.padding[d] + draw(-2, 2)) : 1;
     }
   }
+  // A linear layer: one position, and enough samples for vectors along them.
+  static Layer flat() {
+    Layer l;
+    l.taps = {{1, 1, 1}, {1, 1, 1}, {0, 0, 0}, {1, 1, 1}, draw(0, 3) ? 1 : draw(2, 3)};
+    l.a = l.taps.groups * draw(1, 20);
+    l.b = l.taps.groups * draw(1, 20);
+    l.samples = draw(0, 1) ? 4 * draw(1, 16) : draw(1, 64);
+    std::fill(l.small, l.small + 3, 1);
+    std::fill(l.large, l.large + 3, 1);
+    return l;
+  }
   int64_t taps_in_all() const { return taps.kernel[0] * taps.kernel[1] * taps.kernel[2]; }
   std::vector<int64_t> small_size(int64_t v, int64_t n) const {
     return {v, n, a, small[0], small[1], small[2]};
