@@ -31,4 +31,8 @@ const Kernels<T>& kernels();
 // Names of the ops that have kernels, separated by spaces.
 const char* kernel_names();
 
+// Why no kernel runs on the current device, in CUDA's words, or nothing: no code for its
+// architecture, or a driver older than the runtime.
+const char* why_not();
+
 }  // namespace lapkernels::cuda

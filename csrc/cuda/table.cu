@@ -1,4 +1,5 @@
 // The table of CUDA kernels. Columns that share their zeros go through the dense product.
+#include "finish.cuh"
 #include "ops.h"
 
 namespace lapkernels::cuda {
@@ -35,6 +36,18 @@ template const Kernels<float>& kernels<float>();
 template const Kernels<double>& kernels<double>();
 template const Kernels<Half>& kernels<Half>();
 template const Kernels<BFloat16>& kernels<BFloat16>();
+
+const char* why_not() {
+#ifdef __CUDACC__
+  cudaFuncAttributes found;
+  const cudaError_t error = cudaFuncGetAttributes(&found, finish_kernel<float>);
+  if (error != cudaSuccess) {
+    cudaGetLastError();  // or the next launch would raise it
+    return cudaGetErrorString(error);
+  }
+#endif
+  return "";
+}
 
 const char* kernel_names() {
   return "jacobian_squared_sum jacobian_squared_dot jacobian_gram squared_conv_weight "

@@ -37,16 +37,27 @@ std::string cuda_kernels() {
 #endif
 }
 
+// Why the CUDA kernels do not run on the current device, or nothing if they do.
+std::string why_not_cuda() {
+#ifdef LAPKERNELS_WITH_CUDA
+  return cuda::why_not();
+#else
+  return "";
+#endif
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY_FRAGMENT(LAPKERNELS_LIBRARY, library) {
   library.def("simd() -> str");
   library.def("cuda_kernels() -> str");
+  library.def("why_not_cuda() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(LAPKERNELS_LIBRARY, CompositeExplicitAutograd, library) {
   library.impl("simd", TORCH_BOX(&simd));
   library.impl("cuda_kernels", TORCH_BOX(&cuda_kernels));
+  library.impl("why_not_cuda", TORCH_BOX(&why_not_cuda));
 }
 
 }  // namespace lapkernels

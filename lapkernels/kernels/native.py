@@ -67,6 +67,16 @@ def simd_level() -> str | None:
     return None if simd is None else simd()
 
 
+def why_not_cuda(device: int) -> str | None:
+    """Why the CUDA kernels do not run on a device, or None: its architecture, or an old driver."""
+    probe = native_op("why_not_cuda")
+    if probe is None:
+        return None
+    with torch.cuda.device(device):
+        reason = probe()
+    return f"on cuda:{device}, {reason}" if reason else None
+
+
 def cuda_ops() -> frozenset[str]:
     """Names of the ops that the library has CUDA kernels for; none if it was built without CUDA."""
     names = native_op("cuda_kernels")

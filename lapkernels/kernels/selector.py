@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.kernels import triton
-from lapkernels.kernels.native import NATIVE, cuda_ops, native_op
+from lapkernels.kernels.native import NATIVE, cuda_ops, native_op, why_not_cuda
 
 DTYPES = (torch.float32, torch.float64)
 
@@ -116,6 +116,7 @@ class use_backend:
 # Cached, absence included: the result of a lookup never changes.
 _native_op = functools.cache(native_op)
 _cuda_ops = functools.cache(cuda_ops)
+_why_not_cuda = functools.cache(why_not_cuda)
 
 
 def compiled(op: str, *tensors: Tensor | None) -> Callable[..., Any] | None:
@@ -160,7 +161,17 @@ def why_not(backend: str, op: str, tensors: Iterable[Tensor | None] = ()) -> str
         if not _cuda_ops():
             return "the compiled library was built without CUDA"
         return "the compiled library has no CUDA kernel of that name"
-    return _unsuitable(KERNELS[backend], tensors) or _shape_reason(backend, op, tensors)
+    return (
+        _unsuitable(KERNELS[backend], tensors)
+        or (_device_reason(tensors) if backend == "cuda" else None)
+        or _shape_reason(backend, op, tensors)
+    )
+
+
+def _device_reason(tensors: Iterable[Tensor | None]) -> str | None:
+    """Why the CUDA kernels do not run on the tensors' device; asked once for each."""
+    given = next((tensor for tensor in tensors if tensor is not None), None)
+    return None if given is None else _why_not_cuda(given.device.index or 0)
 
 
 def _shape_reason(backend: str, op: str, tensors: Iterable[Tensor | None]) -> str | None:
@@ -247,4 +258,7 @@ def _why_not_on(backend: str, op: str, device: str) -> str | None:
     if backend == "triton":
         return why_not(backend, op) or triton.why_not_device(device)
     wanted = KERNELS[backend].device
-    return why_not(backend, op) or (None if device == wanted else f"it is for {wanted}")
+    reason = why_not(backend, op) or (None if device == wanted else f"it is for {wanted}")
+    if reason is None and backend == "cuda":
+        reason = _why_not_cuda(torch.cuda.current_device())
+    return reason

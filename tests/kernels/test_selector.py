@@ -41,6 +41,7 @@ def pretend(
     monkeypatch.setattr(selector, "NATIVE", native)
     monkeypatch.setattr(selector, "_native_op", ops.get)
     monkeypatch.setattr(selector, "_cuda_ops", lambda: cuda)
+    monkeypatch.setattr(selector, "_why_not_cuda", {1: "on cuda:1, it is too old"}.get)
 
 
 @pytest.fixture
@@ -55,6 +56,7 @@ def cuda_library(monkeypatch: pytest.MonkeyPatch) -> None:
     native = Native(Path("_native.abi3.so"), None)
     pretend(monkeypatch, native, frozenset({"known"}), known=kernel, other=kernel)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
 
 @pytest.fixture
@@ -211,6 +213,34 @@ def test_columns_in_both_tensors_are_not_for_the_cuda_kernel(
     assert "both tensors" in (selector.why_not("cuda", "jacobian_gram", [both, both]) or "")
 
 
+def on_gpu(index: int) -> Any:
+    """A tensor on a GPU, as far as the selector asks."""
+    device = torch.device("cuda", index)
+    return SimpleNamespace(device=device, is_cpu=False, dtype=torch.float32, shape=(1, 2))
+
+
+@pytest.mark.usefixtures("cuda_library")
+def test_a_device_the_kernels_do_not_run_on_is_left_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(triton, "absent", lambda: "triton is not installed")
+    assert compiled("known", on_gpu(0)) is kernel
+    assert compiled("known", on_gpu(1)) is None
+    with use_backend("cuda"), pytest.raises(RuntimeError, match="known: on cuda:1, it is too old"):
+        compiled("known", on_gpu(1))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    (row,) = [row for row in report(["known"]) if row.device == "cuda"]
+    assert row.backend == "reference" and "too old" in row.reasons["cuda"]
+
+
+@pytest.mark.usefixtures("triton_gpu")
+def test_triton_asks_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the current one, which is another."""
+    monkeypatch.setattr(triton, "_too_old", {1: "it is too old"}.get)
+    assert compiled("jacobian_gram", on_gpu(0), on_gpu(0)) is other_kernel
+    assert compiled("jacobian_gram", on_gpu(1), on_gpu(1)) is None
+
+
 @pytest.mark.usefixtures("cuda_library")
 def test_forced_cuda_refuses_tensors_of_the_cpu() -> None:
     with use_backend("cuda"), pytest.raises(RuntimeError, match="on cpu, .* are for cuda"):
@@ -298,8 +328,7 @@ def triton_gpu(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(triton, "triton_op", lambda op: other_kernel)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    device = torch.device("cuda", 0)
-    return SimpleNamespace(device=device, is_cpu=False, dtype=torch.float32, shape=(1, 2))
+    return on_gpu(0)
 
 
 def test_on_a_gpu_triton_serves_what_it_has_and_the_reference_the_rest(triton_gpu: Any) -> None:

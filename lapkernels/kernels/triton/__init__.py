@@ -81,15 +81,15 @@ def why_not(op: str, tensors: Iterable[Tensor | None] = ()) -> str | None:
     return _unsuitable([tensor for tensor in tensors if tensor is not None])
 
 
-def why_not_device(kind: str) -> str | None:
-    """Why Triton does not serve tensors of this kind of device, or None if it does."""
+def why_not_device(kind: str, index: int | None = None) -> str | None:
+    """Why Triton does not serve tensors of this device, or None if it does."""
     if kind == "cpu":
         return None if interpreted() else "tensors on cpu need its interpreter, TRITON_INTERPRET=1"
     if kind != "cuda":
         return f"a tensor is on {kind}, and Triton kernels exist for cuda"
     if interpreted():
         return "TRITON_INTERPRET is set, and the interpreter takes tensors on cpu"
-    return _too_old(torch.cuda.current_device())
+    return _too_old(torch.cuda.current_device() if index is None else index)
 
 
 @functools.cache
@@ -110,7 +110,7 @@ def _unsuitable(tensors: list[Tensor]) -> str | None:
         return None
     if tensors[0].dtype not in DTYPES:
         return f"a tensor has dtype {tensors[0].dtype}; Triton kernels take {_names(DTYPES)}"
-    return why_not_device(tensors[0].device.type)
+    return why_not_device(tensors[0].device.type, tensors[0].device.index)
 
 
 def _names(dtypes: Iterable[torch.dtype]) -> str:

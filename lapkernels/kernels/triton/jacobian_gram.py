@@ -52,13 +52,14 @@ def gram_kernel(
     COLUMNS: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
-    """Grid: samples, pairs of blocks of columns v, shares of all tiles of G."""
+    """Grid: samples of all pairs of blocks of columns v, one, shares of all tiles of G."""
     BLOCK: tl.constexpr = ROWS if ROWS < MOST_COLUMNS else MOST_COLUMNS
     PART: tl.constexpr = ROWS // BLOCK
     blocks = tl.cdiv(column_count, BLOCK)
-    sample = tl.program_id(0).to(INDEX)
-    first_v = (tl.program_id(1) // blocks * BLOCK).to(INDEX)
-    second_v = (tl.program_id(1) % blocks * BLOCK).to(INDEX)
+    pair = tl.program_id(0) // samples
+    sample = (tl.program_id(0) % samples).to(INDEX)
+    first_v = (pair // blocks * BLOCK).to(INDEX)
+    second_v = (pair % blocks * BLOCK).to(INDEX)
     if second_v > first_v:
         return
     part = tl.program_id(2).to(INDEX)
@@ -141,14 +142,13 @@ def jacobian_gram(
     pairs = triton.cdiv(layer.column_count, most) ** 2
 
     GRAM.launch(
-        lambda constants: (layer.samples, pairs, splits),
-        parts=parts,
+        lambda constants: (layer.samples * pairs, 1, splits),
         variance=variance.contiguous(),
         variance_strides=layer.weight_strides,
         samples=layer.samples,
         groups=layer.groups,
         MOST_COLUMNS=most,
         ONE_BLOCK=pairs == 1,
-        **layer.arguments,
+        **layer.arguments(parts),
     )
     add_parts(parts, out, decay, scale)

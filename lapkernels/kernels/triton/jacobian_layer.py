@@ -66,12 +66,12 @@ class JacobianLayer:
             (a * p, row_step, step),
         )  # fmt: skip
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Arguments that all kernels share."""
+    def arguments(self, parts: Tensor) -> dict[str, Any]:
+        """Arguments that all kernels share; ``parts`` has their partial sums."""
         positions = prod(self.sizes)
-        tensors = (self.rows.data, self.columns.data)
+        tensors = (self.rows.data, self.columns.data, parts)
         return {
+            "parts": parts,
             "rows": self.rows,
             "columns": self.columns,
             "column_count": self.column_count,

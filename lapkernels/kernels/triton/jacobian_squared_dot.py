@@ -138,12 +138,11 @@ def jacobian_squared_dot(
 
     SQUARED_DOT.launch(
         grid,
-        parts=parts,
         variance=variance.contiguous(),
         variance_strides=layer.weight_strides,
         samples=layer.samples,
         groups=layer.groups,
         MOST_COLUMNS=most,
-        **layer.arguments,
+        **layer.arguments(parts),
     )
     add_parts(parts, out, decay, scale)

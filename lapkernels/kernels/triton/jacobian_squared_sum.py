@@ -121,10 +121,9 @@ def jacobian_squared_sum(
 
     SQUARED_SUM.launch(
         grid,
-        parts=parts,
         part_strides=(out.numel(), *layer.weight_strides),
         samples=layer.samples,
         MOST_ROWS=most,
-        **layer.arguments,
+        **layer.arguments(parts),
     )
     add_parts(parts, out, decay, scale)

@@ -24,6 +24,8 @@ Grid = Callable[[Mapping[str, Any]], tuple[int, ...]]
 
 # Set explicitly: its default differs between versions of Triton.
 OPTIONS: dict[str, Any] = {"enable_fp_fusion": True}
+# Programs along each dimension of a grid, on NVIDIA devices.
+MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 # Registers of a thread, on NVIDIA devices.
 MOST_REGISTERS = 255
 
@@ -73,6 +75,7 @@ class Kernel:
 
     def launch(self, grid: Grid, **arguments: Any) -> None:
         """Runs `grid(constants)` programs."""
+        grid = within_limits(grid)
         if interpreted():
             self.function[grid](**arguments, **self.interpreter)
         elif torch.are_deterministic_algorithms_enabled():
@@ -115,6 +118,21 @@ class Kernel:
             restore_value=list(self.rewrites),
             do_bench=stopwatch,
         )(self.function)
+
+
+def within_limits(grid: Grid) -> Grid:
+    """The grid, which raises where a device would refuse it."""
+
+    def checked(constants: Mapping[str, Any]) -> tuple[int, ...]:
+        programs = grid(constants)
+        if any(count > most for count, most in zip(programs, MOST_PROGRAMS, strict=False)):
+            raise RuntimeError(
+                f"a launch of {programs} programs is beyond a device's {MOST_PROGRAMS}: "
+                "use smaller batches, or fewer groups"
+            )
+        return programs
+
+    return checked
 
 
 def is_tf32(arguments: Mapping[str, Any]) -> bool:

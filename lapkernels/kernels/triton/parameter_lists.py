@@ -12,9 +12,11 @@ a program takes one row. A sum has one partial sum a block, and these are added 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -96,7 +98,7 @@ def _launch(
 ) -> Tensor:
     """Runs `op` over lists of dense tensors, and returns the sums of all blocks, if it has any."""
     like = lists[0][0]
-    rows = _table(lists).to(like.device, non_blocking=True)
+    rows = _table(lists)
     parts = torch.empty(len(rows), 1, dtype=sum_dtype(like.dtype), device=like.device)
     LIST.launch(
         lambda constants: (len(rows),),
@@ -114,15 +116,48 @@ def _launch(
     return parts
 
 
+# Tables on devices, by what they are made of: optimisers pass the same lists at each step.
+_tables: OrderedDict[Hashable, Tensor] = OrderedDict()
+_KEPT = 32
+# What graphs that were captured copy from.
+_captured: list[Tensor] = []
+
+
 def _table(lists: Sequence[Sequence[Tensor]]) -> Tensor:
-    """Rows [address in each list, length], one for each block of entries."""
-    rows: list[Any] = []
-    for entries in zip(*lists, strict=True):
-        count, size = entries[0].numel(), entries[0].element_size()
-        first = torch.arange(0, count, _BLOCK, device="cpu")
-        columns = [first * size + entry.data_ptr() for entry in entries]
-        rows.append(torch.stack([*columns, (count - first).clamp(max=_BLOCK)], 1))
-    return torch.cat(rows)
+    """Rows [address in each list, length], one for each block of entries, on the lists' device.
+
+    The copy from pinned memory doesn't wait for the device, and may be captured in a CUDA graph.
+    """
+    like = lists[0][0]
+    sizes = tuple([entry.numel() for entry in lists[0]])
+    addresses = tuple([tuple([entry.data_ptr() for entry in entries]) for entries in lists])
+    if like.is_cpu:
+        return torch.from_numpy(_rows(addresses, sizes, like.element_size()))
+    capturing = torch.cuda.is_current_stream_capturing()
+    stream = torch.cuda.current_stream(like.device).cuda_stream
+    key = (like.device, stream, like.element_size(), sizes, addresses)
+    found = None if capturing else _tables.get(key)
+    if found is None:
+        rows = torch.from_numpy(_rows(addresses, sizes, like.element_size())).pin_memory()
+        found = rows.to(like.device, non_blocking=True)
+        if capturing:
+            _captured.append(rows)
+        else:
+            _tables[key] = found
+            if len(_tables) > _KEPT:
+                _tables.popitem(last=False)
+    return found
+
+
+def _rows(
+    addresses: Sequence[Sequence[int]], sizes: Sequence[int], element: int
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    counts = np.array(sizes, dtype=np.int64)
+    blocks = -(-counts // _BLOCK)
+    first = _BLOCK * (np.arange(blocks.sum()) - np.repeat(blocks.cumsum() - blocks, blocks))
+    starts = [np.repeat(np.array(column, dtype=np.int64), blocks) for column in addresses]
+    length = np.minimum(np.repeat(counts, blocks) - first, _BLOCK)
+    return np.stack([*(start + first * element for start in starts), length], 1)
 
 
 def _dense(entries: Sequence[Tensor]) -> list[Tensor]:

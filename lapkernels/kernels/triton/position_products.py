@@ -26,7 +26,7 @@ from lapkernels.kernels.triton.launch import Kernel, Tile, product_types, split_
 from lapkernels.kernels.triton.operands import Operand, Taps, Triple, index_type, sum_dtype
 from lapkernels.kernels.triton.phases import Phases, at_least_one, phase_at, phases
 from lapkernels.kernels.triton.read import along_indices, along_positions, load
-from lapkernels.kernels.triton.sums import add_parts
+from lapkernels.kernels.triton.sums import add_parts, scalar
 
 
 @triton.jit
@@ -91,7 +91,7 @@ def position_products_kernel(
     right_side = along_indices(
         column, group * column_channels, right_counts, right.strides, RIGHT_TAPS[2]
     )
-    count = columns_v * samples * positions
+    count = scalar(columns_v, INDEX) * samples * positions
     share = tl.cdiv(tl.cdiv(count, tl.num_programs(2)), SUMMANDS) * SUMMANDS
     end = tl.minimum((part + 1) * share, count)
     total = tl.zeros((ROWS, COLUMNS), SUM)

@@ -41,9 +41,10 @@ def position_sums_kernel(
     INDICES: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):
-    """Grid: blocks of indices (channel, tap), samples. `limits` are those of the large grid."""
-    sample = tl.program_id(1).to(INDEX)
-    index = tl.program_id(0).to(INDEX) * INDICES + tl.arange(0, INDICES).to(INDEX)
+    """Grid: blocks of indices (channel, tap) of all samples. `limits` are the large grid's."""
+    blocks = tl.cdiv(index_count, INDICES)
+    sample = (tl.program_id(0) // blocks).to(INDEX)
+    index = (tl.program_id(0) % blocks).to(INDEX) * INDICES + tl.arange(0, INDICES).to(INDEX)
     inside = (index < index_count)[:, None]
     taps = TAPS[0][0] * TAPS[0][1] * TAPS[0][2]
     side = along_indices(index[:, None], 0, TAPS[0], x.strides, TAPS[2])
@@ -94,7 +95,7 @@ def position_sums(
     if transposed:
         taps = taps._replace(check=(True, True, True))
     POSITION_SUMS.launch(
-        lambda constants: (triton.cdiv(count, constants["INDICES"]), sums.shape[0]),
+        lambda constants: (triton.cdiv(count, constants["INDICES"]) * sums.shape[0],),
         x=operand,
         limits=triple(output_size if transposed else x.shape[3:], 1),
         sums=sums,
