@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers cuda-report triton-report clean venv
+.PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers gpu-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(INSTALLED) $(LIBRARY)
@@ -90,13 +90,10 @@ bench-networks: venv
 bench-scaling: venv
 	$(BIN)/python -m benchmarks.scaling --out docs/measured $(ARGS)
 
-# Registers, occupancy and roofline of the CUDA kernels; needs nvcc, and no GPU.
-cuda-report: venv
-	$(BIN)/python -m benchmarks.cuda.report
-
-# The same of the Triton kernels; needs triton, and no GPU.
-triton-report: venv
-	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.triton.sheet --write
+# Registers, shared memory and occupancy of the kernels for GPUs; needs nvcc and triton, and no GPU.
+gpu-report: venv
+	$(BIN)/python -m benchmarks.cuda.compile
+	env -u TRITON_INTERPRET $(BIN)/python -m benchmarks.triton.sheet
 
 # Other packages to compare with. None may touch torch, so their requirements are left out.
 bench-peers: venv

@@ -50,7 +50,7 @@ CONTENTS = {
         "glossary",
         "api",
     ],
-    "Behind it": ["architecture", "derivations", "kernels", "triton_kernels", "cuda_kernels"],
+    "Behind it": ["architecture", "derivations", "kernels", "gpu"],
     "Measured": ["measured/README", "measured/*", "measured/*/*"],
 }
 LISTED = {page for pages in CONTENTS.values() for page in pages}

@@ -1,1 +1,1 @@
-"""What can be said of the CUDA kernels without a GPU: registers, memory, occupancy, roofline."""
+"""What can be said of the CUDA kernels without a GPU: registers, memory, occupancy."""

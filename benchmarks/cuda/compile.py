@@ -1,4 +1,7 @@
-"""Compiles the CUDA kernels to machine code and reads what each uses from nvcc's report."""
+"""Compiles the CUDA kernels to machine code and reads what each uses from nvcc's report.
+
+`python -m benchmarks.cuda.compile` prints a table. Needs nvcc, and no GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,3 +130,20 @@ def _readable(mangled: Sequence[str]) -> list[str]:
         text = line.partition("(")[0].removeprefix("void ").replace("lapkernels::cuda::", "")
         found.append(text.replace("_kernel<", "<").replace("> >", ">>"))
     return found
+
+
+def table() -> Iterator[str]:
+    """Markdown: threads and shared bytes; registers and occupancy on each architecture."""
+    by_name: dict[str, dict[str, Kernel]] = {}
+    for kernel in compiled_kernels():
+        by_name.setdefault(kernel.name, {})[kernel.arch] = kernel
+    yield "| kernel | threads | shared | " + " | ".join(f"sm_{a}" for a in ARCHITECTURES) + " |"
+    yield "|---|---|---|" + "---|" * len(ARCHITECTURES)
+    for name, found in by_name.items():
+        cells = [f"{found[a].registers}, {found[a].occupancy:.0%}" for a in ARCHITECTURES]
+        shared = max(kernel.shared for kernel in found.values())
+        yield f"| `{name}` | {found['80'].threads} | {shared} | " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    print("\n".join(table()))

@@ -193,12 +193,11 @@ def _transposed_shapes() -> list[Shape]:
     return [Shape(name, label, call, name) for name, call in calls.items()]
 
 
-# Those with figures of their own in the sheet, and those that are compiled only.
-REFERENCE: list[Shape] = [
+SHAPES: list[Shape] = [
     *[shape for conv in CONVS for shape in _conv_shapes(conv)],
     *[shape for entries in ENTRIES for shape in _flat_shapes(entries)],
+    *_transposed_shapes(),
 ]
-SHAPES: list[Shape] = [*REFERENCE, *_transposed_shapes()]
 
 
 def recorded(shape: Shape, dtype: torch.dtype, hip: bool = False) -> list[Launch]:

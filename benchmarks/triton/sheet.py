@@ -1,10 +1,9 @@
 """What every Triton kernel takes on every device it is meant for, without one of them.
 
-    python -m benchmarks.triton.sheet --write                   the tables of docs/triton_kernels.md
+    python -m benchmarks.triton.sheet                           a table for float32
     python -m benchmarks.triton.sheet --json sm_80-float32      rows for one target and dtype, or
                                                                 tf32 or tf32x3: float32 that is
                                                                 multiplied so
-    python -m benchmarks.triton.sheet                           work against the least, no compiling
 
 Run it without TRITON_INTERPRET: the interpreter compiles nothing.
 """
@@ -14,17 +13,14 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 
 from benchmarks.triton.compiled import TARGETS, compile_launch
-from benchmarks.triton.instances import REFERENCE, SHAPES, recorded
-from benchmarks.triton.roofline import roofline
+from benchmarks.triton.instances import SHAPES, recorded
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "triton_kernels.md"
 # What torch.set_float32_matmul_precision calls products other than those of IEEE.
 PRECISIONS = {"tf32x3": "high", "tf32": "medium"}
 # Registers of a multiprocessor, bytes of shared memory, threads: the limits of occupancy on sm_80.
@@ -96,33 +92,6 @@ def table() -> Iterable[str]:
         yield what + " | ".join(cells) + f" | {occupancy(row):.0%} |"
 
 
-def roofline_table() -> Iterable[str]:
-    """Markdown: work of the kernels in float32 against the least, and what bounds them."""
-    yield (
-        "| op | shape | GFLOP, least and done | MB, least and done | bound by | kernels limited by "
-        "| share of the bound |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for shape in sorted(REFERENCE, key=lambda shape: shape.name):
-        needed, launches, share = roofline(shape)
-        flops, memory = sum(work.flops for work in launches), sum(work.memory for work in launches)
-        slowest = max(launches, key=lambda work: work.seconds)
-        yield (
-            f"| {shape.name} | {shape.label} | {needed.flops / 1e9:.3g}, {flops / 1e9:.3g} "
-            f"| {needed.memory / 1e6:.3g}, {memory / 1e6:.3g} | {needed.limit} | {slowest.limit} "
-            f"| {share:.0%} |"
-        )
-
-
-def replaced(document: str, name: str, lines: Iterable[str]) -> str:
-    """The document with what is between two comments replaced."""
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, _, rest = document.partition(begin)
-    _, _, after = rest.partition(end)
-    assert after, f"{DOCUMENT} has no place for {name}"
-    return "\n".join([before + begin, *lines, end + after])
-
-
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -130,17 +99,12 @@ def main() -> None:
     parser.add_argument(
         "--every-tile", action="store_true", help="not the first of each kernel only"
     )
-    parser.add_argument("--write", action="store_true", help="write the tables into the docs")
     arguments = parser.parse_args()
     if arguments.json:
         target, _, dtype = arguments.json.partition("-")
         print(json.dumps(rows(target, dtype, arguments.every_tile)))
-    elif arguments.write:
-        document = replaced(DOCUMENT.read_text(), "resources", table())
-        document = replaced(document, "roofline", roofline_table())
-        DOCUMENT.write_text(document)
     else:
-        print("\n".join(roofline_table()))
+        print("\n".join(table()))
 
 
 if __name__ == "__main__":

@@ -301,3 +301,19 @@ def test_an_optimizer_goes_on() -> None:
     model(x).square().sum().backward()
     optimizer.step()
     assert not torch.equal(lk.diag(model, x).vector(), before)
+
+
+def test_recurrent_layers_run_without_fused_libraries() -> None:
+    """cuDNN's layers in eval mode have no backward pass, and hide their gates."""
+    model = nn.LSTM(3, 4, batch_first=True).eval()
+    seen: list[tuple[bool, bool]] = []
+    model.register_forward_pre_hook(
+        lambda *_: seen.append((torch.backends.cudnn.enabled, torch.backends.mkldnn.enabled))
+    )
+    x = torch.randn(2, 5, 3)
+    before = settings()
+    lk.diag(model, x, "gaussian", output=lambda out: out[0])
+    vector = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    lk.ggn_product(model, x, vector, output=lambda out: out[0])
+    assert seen and set(seen) == {(False, False)}
+    assert settings() == before

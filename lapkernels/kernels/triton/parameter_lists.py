@@ -131,7 +131,7 @@ def _table(lists: Sequence[Sequence[Tensor]]) -> Tensor:
     like = lists[0][0]
     sizes = tuple([entry.numel() for entry in lists[0]])
     addresses = tuple([tuple([entry.data_ptr() for entry in entries]) for entries in lists])
-    if like.is_cpu:
+    if not like.is_cuda:
         return torch.from_numpy(_rows(addresses, sizes, like.element_size()))
     capturing = torch.cuda.is_current_stream_capturing()
     stream = torch.cuda.current_stream(like.device).cuda_stream

@@ -71,8 +71,8 @@ def squared_conv_input_kernel(
     tile = tl.program_id(0).to(INDEX)
     row = (tile % down * ROWS + tl.arange(0, ROWS).to(INDEX))[:, None]
     column = (tile // down * COLUMNS + tl.arange(0, COLUMNS).to(INDEX))[None, :]
+    column_inside = column < scalar(samples, INDEX) * positions
     sample = column // tl.maximum(positions, 1)
-    column_inside = (sample < samples) & (positions > 0)
     flat = column % tl.maximum(positions, 1)
     places = along_positions(flat, grid, origin, m.strides, TAPS[1])
     across = (places[0] + sample * m.strides[1], places[1], places[2], places[3])

@@ -37,16 +37,6 @@ def compiled(*arguments: str) -> list[dict[str, object]]:
     return rows
 
 
-def test_the_roofline_is_up_to_date_with_a_reason_for_what_is_below_70_percent() -> None:
-    page = (ROOT / "docs/triton_kernels.md").read_text()
-    table = sheet()
-    assert table in page
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()[2:]]
-    low = {row[0].partition(",")[0] for row in rows if int(row[-1].rstrip("%")) < 70}
-    reasons = page.rpartition("Below 70 %")[2]
-    assert low and all(f"`{op}`" in reasons for op in low), low
-
-
 @pytest.mark.parametrize("instance", ONE_EACH)
 def test_compiles_without_spills(instance: str) -> None:
     rows = compiled("--json", instance)
