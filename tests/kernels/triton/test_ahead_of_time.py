@@ -10,7 +10,7 @@ import json
 import pytest
 
 from lapkernels.kernels import triton
-from tests.programs import ROOT, printed
+from tests.programs import printed
 
 if triton.absent() is not None:
     pytest.skip(f"no Triton kernels: {triton.absent()}", allow_module_level=True)
