@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +24,9 @@ from lapkernels.laplace import Laplace
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.ops import precision_update, sample_from_precision
 
-CONVOLUTIONS = (
-    *(nn.Conv1d, nn.Conv2d, nn.Conv3d),
-    *(nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d),
-)
+# What draws of the weights may add to the squared error, as a share of the data's variance: aimed
+# at by default, and warned of.
+AIM, DROWNED = 1 / 200, 1 / 2
 
 
 class LaplacianAutoencoder(StochasticAutoencoder):
@@ -41,61 +41,81 @@ class LaplacianAutoencoder(StochasticAutoencoder):
     Every step draws weights from q_t, takes the gradient of -log p(x | θ) there for the optimiser
     of the mean θ_t, and adds the diagonal of Jᵀ Σ⁻¹ J to the precision, by the rule ``update``
     with the factor α = ``memory``: see :func:`decay_and_scale`. Both come from one forward pass.
+    ``prior`` is Λ, a number that is never forgotten, and whose gradient Λθ the mean sees; H₀ is
+    ``initial_precision``; with ``data_size`` N the curvature of a batch of B counts N/B times.
 
-    ``method`` is one of ``lk.diag``: by default exact for networks without convolutions, and mixed
-    for those with, exact at values of at most ``threshold`` features. ``curvature_at="mean"``
-    measures it at θ_t instead of the draw, for a forward pass more. The precision starts at
-    ``initial_precision`` H₀; ``prior`` is Λ, a number that is never forgotten, and whose gradient
-    Λθ the mean sees. With ``data_size`` N the curvature of a batch of B counts N/B times.
+    What is None is chosen:
+
+    - for ``natural_gradient``: α = 0.02, Λ = 1, N and H₀ by the first batch. H then settles at the
+      curvature of N samples, and by its quadratic approximation P weights add P/N to the squared
+      error over the noise, summed over outputs. N is such that this is 1/200 of what the data hold;
+      H₀ is one number for all weights under which the first draws add as much. A Bayesian takes
+      the number of training samples for N, which is worth the noise variance of ``likelihood``:
+      too large a variance, such as 1 for pixels between 0 and 1, drowns the signal.
+    - for the other rules: α = 1e-4, Λ = 0, H₀ = 1 and N = B, as published.
+
+    A warning tells when draws drown the signal.
+
+    ``method`` is one of ``lk.diag``, by default mixed: exact at values of at most ``threshold``
+    features, approximate elsewhere. ``curvature_at="mean"`` measures it at θ_t instead of the draw,
+    for a forward pass more.
     """
 
     def __init__(
         self,
         encoder: nn.Module,
         decoder: nn.Module,
-        method: Method | None = None,
-        update: Update = "online",
-        memory: float = 1e-4,
+        method: Method = "mixed",
+        update: Update = "natural_gradient",
+        memory: float | None = None,
         *,
-        initial_precision: float = 1.0,
-        prior: float = 0.0,
+        initial_precision: float | None = None,
+        prior: float | None = None,
         data_size: int | None = None,
         threshold: float = 64,
         curvature_at: Literal["sample", "mean"] = "sample",
         **options: Any,
     ) -> None:
         super().__init__(encoder, decoder, **options)
+        by_data = update == "natural_gradient"
+        self.memory = memory if memory is not None else 0.02 if by_data else 1e-4
         self.update: Update = update
-        self.memory = memory
-        self.decay, self.scale = decay_and_scale(update, memory)
-        convolutional = any(isinstance(m, CONVOLUTIONS) for m in self.model.modules())
-        self.method: Method = method or ("mixed" if convolutional else "exact")
+        self.decay, self.scale = decay_and_scale(update, self.memory)
+        self.method: Method = method
         if self.method == "hessian":
             raise ValueError("method='hessian' may be negative: no precision; use a Gauss-Newton")
-        if not initial_precision >= 0 or not prior >= 0 or not initial_precision + prior > 0:
+        given = prior if prior is not None else 1.0 if by_data else 0.0
+        self._chooses_start = by_data and initial_precision is None
+        start = initial_precision if initial_precision is not None else 0.0 if by_data else 1.0
+        if not start >= 0 or not given >= 0 or not start + given > 0:
             raise ValueError(
-                f"initial_precision={initial_precision} and prior={prior}: neither may be "
-                "negative, and one of them must be positive"
+                f"initial_precision={start} and prior={given}: neither may be negative, and "
+                "one of them must be positive"
             )
-        if update == "redux" and not prior > 0:
+        if update == "redux" and not given > 0:
             raise ValueError("update='redux' forgets all but the last batch: it needs prior > 0")
-        if prior and data_size is None:
+        if given and data_size is None and not by_data:
             raise ValueError("prior > 0 needs data_size, the number of samples it is weighed with")
         if data_size is not None and data_size < 1:
             raise ValueError(f"data_size={data_size}: a number of samples is needed")
         if curvature_at not in ("sample", "mean"):
             raise ValueError(f"curvature_at={curvature_at!r} must be 'sample' or 'mean'")
-        self.prior, self.data_size, self.threshold = prior, data_size, threshold
+        self.data_size, self.threshold = data_size, threshold
         self.curvature_at = curvature_at
         self.precision = {
-            name: torch.full_like(p, initial_precision, requires_grad=False)
+            name: torch.full_like(p, start, requires_grad=False)
             for name, p in self.parameters.items()
         }
+        # What the first batch or a fit chooses is kept in files. N is 0 as long as it has no value.
+        self._size, self._prior = _number(float(data_size or 0)), _number(given)
+        self._begun = _number(0.0)
 
     @rolled_back
     def step(self, x: Tensor) -> Tensor:
         """Draw weights, step the mean, update the precision; -log p(x | θ) of a sample."""
-        names, count = list(self.parameters), len(x)
+        if not self._begun:
+            self._begin(x)
+        names, count, size = list(self.parameters), len(x), float(self._size)
         with self._placed(self._sample(self.generator)):
             loss, gradient, diagonal = gradient_and_diag(
                 self.model, (x, x), self.likelihood, self.method, **self._measuring()
@@ -105,18 +125,54 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         for name, parameter in self.parameters.items():
             parameter.grad = gradient[name].div_(count)
             if self.prior:
-                assert self.data_size is not None
-                parameter.grad.add_(parameter.detach(), alpha=self.prior / self.data_size)
+                parameter.grad.add_(parameter.detach(), alpha=self.prior / size)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        weight = 1.0 if self.data_size is None else self.data_size / count
         precision_update(
             [self.precision[name] for name in names],
             [diagonal[name] for name in names],
             self.decay,
-            self.scale * weight,
+            self.scale * (size / count if size else 1.0),
         )
         return loss / count
+
+    def _begin(self, x: Tensor) -> None:
+        """Choose N and H₀ by a batch, unless they are given; warn of draws that drown it."""
+        signal = self._signal(x)
+        found = diag(self.model, (x, x), self.likelihood, self.method, **self._measuring())
+        slope = float(sum(float(d.sum()) for d in found.values())) / len(x)
+        weights = sum(p.numel() for p in self.parameters.values())
+        if self.update == "natural_gradient" and not float(self._size):
+            self._size = _number(max(weights / (AIM * signal), 1.0))
+        if self._chooses_start:
+            start = float(self._size) * slope / weights
+            self.precision = {n: torch.full_like(h, start) for n, h in self.precision.items()}
+        first = sum(
+            float((d / (self.precision[name] + self.prior)).sum()) for name, d in found.items()
+        )
+        size = float(self._size)
+        settled = {
+            "online": weights * self.memory / (size or len(x)),
+            "natural_gradient": weights / (size or len(x)),
+        }.get(self.update, 0.0)
+        for added, which, what in (
+            (first / len(x), "first draws of the weights", "initial_precision"),
+            (settled, "draws of the weights, once the precision has settled,", "data_size"),
+        ):
+            if added > DROWNED * signal:
+                warnings.warn(
+                    f"the {which} add about {added / signal:.1g} times the variance of the data to "
+                    f"the squared error, and drown it: raise {what}, or leave it to be chosen",
+                    stacklevel=4,
+                )
+        self._begun = _number(1.0)
+
+    def _signal(self, x: Tensor) -> float:
+        """The squared error of the untrained mean over the noise, of a sample on average."""
+        f = outputs(self.model, x)
+        score, curvature = self.likelihood.score(f, x), self.likelihood.diagonal(f)
+        found = float((score.double().square() / curvature.double()).sum()) / len(x)
+        return max(found, torch.finfo(torch.float32).tiny)
 
     def loss(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """-log p(x | θ) of a sample at drawn weights, up to a constant."""
@@ -139,10 +195,16 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         la.fit(_Reconstructions(data, self), progress=progress)
         if tune:
             la.tune("evidence", noise=False)
-        # The prior is added where the precision is used.
-        variances = la.posterior.variance()
-        self.precision = {name: v.reciprocal() - self.prior for name, v in variances.items()}
+        assert la.measured is not None
+        self._size = _number(float(self.data_size or la.measured.samples))
+        self._prior, self._begun = _number(float(la.prior.values[""])), _number(1.0)
+        self.precision = {name: h.clone() for name, h in la.measured.state.items()}
         return la
+
+    @property
+    def prior(self) -> float:
+        """Λ: as given, or tuned by the evidence of a post-hoc fit."""
+        return float(self._prior)
 
     @property
     def variance(self) -> dict[str, Tensor]:
@@ -189,14 +251,15 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         return Moments(outputs(self.model, x), predictive_variance(self.model, x, self.variance))
 
     def state(self) -> dict[str, Tensor]:
-        """The precision."""
-        return {f"precision.{name}": h for name, h in self.precision.items()}
+        """The precision, and what was chosen for it."""
+        found = {f"precision.{name}": h for name, h in self.precision.items()}
+        return {**found, "data_size": self._size, "prior": self._prior, "begun": self._begun}
 
     def settings(self) -> str:
         """The settings that steps depend on."""
         return (
-            f"{self.method}, {self.update}, memory {self.memory}, prior {self.prior}, data size "
-            f"{self.data_size}, threshold {self.threshold}, curvature at {self.curvature_at}"
+            f"{self.method}, {self.update}, memory {self.memory}, data size {self.data_size}, "
+            f"threshold {self.threshold}, curvature at {self.curvature_at}"
         )
 
     def save(self, path: Any) -> None:
@@ -231,6 +294,10 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         finally:
             for parameter, value in zip(self.parameters.values(), means, strict=True):
                 parameter.data = value
+
+
+def _number(value: float) -> Tensor:
+    return torch.tensor(value, dtype=torch.float64, device="cpu")
 
 
 class _Reconstructions:

@@ -34,7 +34,9 @@ class Gaussian(IndependentOutputs):
     def __post_init__(self) -> None:
         if isinstance(self.variance, float) and 0 < self.variance < float("inf"):
             return
-        variance = torch.as_tensor(self.variance).detach()
+        # Not as_tensor of a tensor, which would move it to the default device.
+        given = self.variance
+        variance = given.detach() if isinstance(given, Tensor) else torch.as_tensor(given)
         if variance.is_complex() or variance.dtype == torch.bool:
             raise TypeError(f"variance has dtype {variance.dtype}: a real number is needed")
         good = variance.isfinite() & (variance > 0)

@@ -20,7 +20,9 @@ def sgd(parameters: list[nn.Parameter]) -> torch.optim.SGD:
 
 def autoencoder(networks: Callable[[], Any] = dense_networks, **options: Any) -> Any:
     encoder, decoder = networks()
-    settings: dict[str, Any] = {"initial_precision": 3.0, "optimizer": sgd, **options}
+    settings: dict[str, Any] = {
+        "update": "online", "initial_precision": 3.0, "optimizer": sgd, **options
+    }  # fmt: skip
     return lk.LaplacianAutoencoder(encoder, decoder, **settings)
 
 
@@ -97,9 +99,69 @@ def test_bernoulli_step() -> None:
         assert torch.allclose(ae.precision[name], 0.8 * before[name] + d, rtol=1e-9)
 
 
-def test_default_methods() -> None:
-    assert autoencoder().method == "exact"
-    assert autoencoder(conv_networks).method == "mixed"
+def chosen_by(model: Any, x: Tensor, variance: float) -> tuple[float, float]:
+    """N and H₀ by the formulas: draws add 1/200 of the squared error, P/N and Σ J²/H₀."""
+    j = jacobians(model.model, detached(model), x)
+    signal = float((model.model(x).detach() - x).square().sum()) / variance / len(x)
+    slope = sum(float(value.square().sum()) for value in j.values()) / variance / len(x)
+    weights = sum(p.numel() for p in model.parameters.values())
+    size = 200 * weights / signal
+    return size, size * slope / weights
+
+
+@pytest.mark.filterwarnings("error")
+def test_defaults_are_chosen_by_the_first_batch(tmp_path: Any) -> None:
+    """Nothing warns, and the chosen numbers are in files."""
+    variance, x = 0.3, vectors()
+
+    def made() -> Any:
+        likelihood = lk.likelihoods.Gaussian(variance)
+        encoder, decoder = dense_networks()
+        return lk.LaplacianAutoencoder(
+            encoder, decoder, likelihood=likelihood, threshold=torch.inf, optimizer=sgd
+        )
+
+    ae = made()
+    assert (ae.update, ae.method, ae.prior) == ("natural_gradient", "mixed", 1.0)
+    size, start = chosen_by(ae, x, variance)
+    twin = made()
+    twin.precision = {name: torch.full_like(h, start) for name, h in ae.precision.items()}
+    theta = drawn(twin)
+    ae.step(x)
+    for name, j in jacobians(ae.model, theta, x).items():
+        d = j.square().sum(0) / variance
+        assert torch.allclose(ae.precision[name], 0.98 * start + 0.02 * size / len(x) * d)
+    ae.save(tmp_path / "ae.safetensors")
+    other = made().load(tmp_path / "ae.safetensors")
+    other.generator.set_state(ae.generator.get_state())
+    ae.step(x)
+    other.step(x)
+    for name, h in ae.precision.items():
+        assert torch.equal(other.precision[name], h)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"update": "online", "initial_precision": 1e-2, "memory": 1e-4}, "first draws"),
+        ({"update": "online", "initial_precision": 1e4, "memory": 0.9}, "has settled"),
+        ({"update": "natural_gradient", "data_size": 1}, "has settled"),
+    ],
+)
+def test_draws_that_drown_the_signal_are_told(options: dict[str, Any], message: str) -> None:
+    encoder, decoder = dense_networks()
+    ae = lk.LaplacianAutoencoder(encoder, decoder, **options)
+    with pytest.warns(UserWarning, match=message):
+        ae.step(vectors())
+
+
+def test_failed_first_step_chooses_nothing() -> None:
+    encoder, decoder = dense_networks()
+    ae = lk.LaplacianAutoencoder(encoder, decoder)
+    before = {name: h.clone() for name, h in ae.state().items()}
+    with pytest.raises(ValueError):
+        ae.step(torch.full((2, 6), float("nan"), dtype=torch.float64))
+    assert all(torch.equal(ae.state()[name], h) for name, h in before.items())
 
 
 def test_conv_step_measures_the_mixed_diagonal_at_the_draw() -> None:
@@ -172,7 +234,7 @@ def test_moments_of_a_linear_autoencoder_in_closed_form() -> None:
     """z = W x with independent entries of W: the variance is x² / h, and sampling finds it."""
     encoder, decoder = (nn.Linear(3, 2, bias=False).double() for _ in range(2))
     decoder = nn.Linear(2, 3, bias=False).double()
-    ae = lk.LaplacianAutoencoder(encoder, decoder, initial_precision=5.0)
+    ae = lk.LaplacianAutoencoder(encoder, decoder, initial_precision=5.0, prior=0.0)
     x = torch.tensor([[1.0, 2.0, -1.0], [0.5, 0.0, 3.0]], dtype=torch.float64)
     variance = x.square().sum(1, keepdim=True).expand(2, 2) / 5
     assert torch.allclose(ae.latent_linearised(x).variance, variance)
