@@ -15,20 +15,8 @@ from tests.curvature.zoo import ZOO
 
 PATH = Path(__file__).parents[2] / "docs" / "support.md"
 COLUMNS = (
-    "exact",
-    "by rules",
-    "mc",
-    "empirical",
-    "approx",
-    "mixed",
-    "Hessian",
-    "kron",
-    "blocks",
-    "neurons",
-    "full",
-    "low rank",
-    "predictive",
-    "propagated",
+    *("exact", "by rules", "mc", "empirical", "approx", "mixed", "Hessian"),
+    *("kron", "blocks", "neurons", "full", "low rank", "predictive", "propagated"),
 )
 FAMILIES = {
     "linear": "linear, bilinear",
@@ -83,43 +71,26 @@ class Reason:
 
 
 REASONS = {
-    "a": Reason(
-        "expression of parameters",
-        "a weight is computed from parameters",
+    "a": Reason("expression of parameters", "a weight is computed from parameters",
         "where it is made only a diagonal of M is known, which says nothing of them: `exact`, `mc` "
-        "or `empirical`",
-    ),
-    "b": Reason(
-        "derivative.*not implemented|cannot be differentiated twice",
+        "or `empirical`"),
+    "b": Reason("derivative.*not implemented|cannot be differentiated twice",
         "torch has no second derivative of an op",
-        "products with a Jacobian go by it too: everything else works",
-    ),
-    "c": Reason(
-        "cannot be followed|only autograd knows",
+        "products with a Jacobian go by it too: everything else works"),
+    "c": Reason("cannot be followed|only autograd knows",
         "no rule follows the samples, or autograd alone knows a gradient",
-        "`route='auto'`, the default, goes by autograd there, if need be one sample at a time",
-    ),
-    "d": Reason(
-        "no diagonal can be passed|no variance can be passed",
+        "`route='auto'`, the default, goes by autograd there, if need be one sample at a time"),
+    "d": Reason("no diagonal can be passed|no variance can be passed",
         "a gradient of the user's own, or complex numbers",
-        "no diagonal passes them: `exact`, `mc` or `empirical`; `predictive_variance`",
-    ),
-    "k": Reason(
-        "no Kronecker factors",
-        "the parameter as it stands is no layer's weight",
-        "it has no Kronecker factors: `blocks`",
-    ),
-    "z": Reason(
-        "is not finite",
+        "no diagonal passes them: `exact`, `mc` or `empirical`; `predictive_variance`"),
+    "k": Reason("no Kronecker factors", "the parameter as it stands is no layer's weight",
+        "it has no Kronecker factors: `blocks`"),
+    "z": Reason("is not finite",
         "torch's second derivative is NaN where labels make a gradient zero",
-        "class weights of zero do, for one: everything else works",
-    ),
-    "n": Reason(
-        "neurons are not defined",
-        "a weight has other neurons in another use",
-        "`blocks` by layer, parameter or kernel",
-    ),
-}
+        "class weights of zero do, for one: everything else works"),
+    "n": Reason("neurons are not defined", "a weight has other neurons in another use",
+        "`blocks` by layer, parameter or kernel"),
+}  # fmt: skip
 # Right in float64, and not to be judged in float32.
 FLOAT64 = "float64"
 # By network and column, what is not simply right: a key of `REASONS`, or `FLOAT64`.

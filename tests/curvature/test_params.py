@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.curvature import check, oracle
-from tests.curvature.zoo import ZOO
+from tests.curvature.zoo import ZOO, Net
 
 METHODS = ("exact", "approx", "empirical", "mixed")
 
@@ -148,8 +148,8 @@ def test_what_does_not_exist(params: Any, error: type[Exception], words: str) ->
 
 def test_parameters_that_the_output_does_not_use() -> None:
     """Its diagonal is zero, whether or not others are used."""
-    model = nn.ModuleDict({"used": nn.Linear(3, 2), "spare": nn.Linear(3, 2)}).double()
-    net = _Call(model)
+    parts = nn.ModuleDict({"used": nn.Linear(3, 2), "spare": nn.Linear(3, 2)})
+    net = Net(lambda net, x: net.parts["used"](x), parts=parts).double()
     x = torch.randn(4, 3, dtype=torch.float64)
     found = lk.diag(net, x)
     assert list(found) == [
@@ -159,12 +159,3 @@ def test_parameters_that_the_output_does_not_use() -> None:
     assert not found["parts.spare.weight"].any()
     with pytest.raises(lk.Refused, match="does not depend"):
         lk.diag(net, x, params="parts.spare")
-
-
-class _Call(nn.Module):
-    def __init__(self, parts: nn.ModuleDict) -> None:
-        super().__init__()
-        self.parts = parts
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.parts["used"](x)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import lapkernels as lk
 from tests.curvature import check, oracle, refusals
 from tests.curvature.zoo import ZOO
-from tests.curvature.zoo.network import Net
+from tests.curvature.zoo.network import Apply, Net
 
 REFUSALS = (lk.Refused, TypeError, ValueError)
 ROUTES = ("auto", "autograd")
@@ -151,17 +151,12 @@ def deep(middle: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"odd": inner})["odd"]).double()
 
 
-class _OverSamples(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return x - x.mean(0)
-
-
 def test_the_path_of_a_module_is_named() -> None:
-    x = torch.randn(3, 3, dtype=torch.float64)
+    across, x = Apply(lambda x: x - x.mean(0)), torch.randn(3, 3, dtype=torch.float64)
     with check.quiet(), pytest.raises(REFUSALS, match=r"\b1\.1\b|sample \d"):
-        lk.diag(deep(_OverSamples()), x)
+        lk.diag(deep(across), x)
     with pytest.raises(lk.Refused, match=r"\b1\.1\b"):
-        lk.diag(deep(_OverSamples()), x, route="rules")
+        lk.diag(deep(across), x, route="rules")
     with pytest.raises(lk.Refused, match=r"\b1\.1\b.*eval"):
         lk.diag(deep(nn.BatchNorm1d(3)).train(), x)
 

@@ -12,6 +12,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils.parametrizations import spectral_norm
 
 import lapkernels as lk
+from tests.curvature.zoo.network import Net
 
 METHODS = ("exact", "mc", "empirical", "approx", "mixed")
 ERRORS = (None, RuntimeError, KeyboardInterrupt)
@@ -160,7 +161,7 @@ def test_nothing_is_left(method: Any, error: type[BaseException] | None, route: 
 @pytest.mark.parametrize("error", ERRORS, ids=["success", "error", "interrupt"])
 def test_nothing_is_left_where_samples_run_one_by_one(error: type[BaseException] | None) -> None:
     model, x = make()
-    net = _OneByOne(model).eval()
+    net = Net(lambda net, x: torch.cat([net.body(row[None]) for row in x]), body=model).eval()
     before = state(net, x)
     # Twice the batch is recorded, once it is run, and then comes the first sample.
     Raises.error, Raises.calls = error, 10
@@ -172,15 +173,6 @@ def test_nothing_is_left_where_samples_run_one_by_one(error: type[BaseException]
             lk.diag(net, [x, x])
     Raises.error = None
     assert not differences(before, state(net, x))
-
-
-class _OneByOne(nn.Module):
-    def __init__(self, body: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([self.body(row[None]) for row in x])
 
 
 def test_a_refusal_leaves_nothing() -> None:
@@ -251,32 +243,19 @@ def test_gradients_may_be_disabled(method: Any) -> None:
     assert torch.equal(found.vector(), again.vector())
 
 
-def test_inference_mode_is_refused() -> None:
-    model, x = make()
-    with torch.inference_mode(), pytest.raises(lk.Refused, match="inference_mode"):
-        lk.diag(model, x)
-
-
-def test_a_generator_moves_only_when_it_is_used() -> None:
+def test_generators_move_only_when_they_are_used() -> None:
+    """The one that is given, and torch's own without one."""
     model, x = make("approx")
-    y = torch.randn(3, 3, dtype=torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    start = generator.get_state()
-    for method in ("exact", "empirical", "approx", "mixed"):
-        lk.diag(model, (x, y), method=method, generator=generator)
-        assert torch.equal(generator.get_state(), start)
-    lk.diag(model, x, method="mc", generator=generator)
-    assert not torch.equal(generator.get_state(), start)
-
-
-def test_torchs_own_generator_moves_only_when_it_is_used() -> None:
-    model, x = make()
+    data = x, torch.randn(3, 3, dtype=torch.float64)
     with torch.random.fork_rng(devices=[]):
-        start = torch.get_rng_state()
-        lk.diag(model, x)
-        assert torch.equal(torch.get_rng_state(), start)
-        lk.diag(model, x, method="mc")
-        assert not torch.equal(torch.get_rng_state(), start)
+        for generator in (torch.Generator().manual_seed(0), None):
+            state = torch.get_rng_state if generator is None else generator.get_state
+            start = state()
+            for method in ("exact", "empirical", "approx", "mixed"):
+                lk.diag(model, data, method=method, generator=generator)
+                assert torch.equal(state(), start)
+            lk.diag(model, x, method="mc", generator=generator)
+            assert not torch.equal(state(), start)
 
 
 def test_results_are_the_callers_own() -> None:

@@ -111,8 +111,7 @@ def loss_function(name: str, f: Tensor, y: Tensor, loss: Callable[..., Tensor]) 
 VECTOR, IMAGE, SEQUENCE = normal(4, 5), normal(3, 3, 2, 4), normal(3, 4, 5)
 WEIGHT = torch.tensor([0.3, 1.7, 0.9], dtype=torch.float64)
 
-CASES = (
-    gaussian("gaussian", VECTOR, 1.0),
+CASES = (gaussian("gaussian", VECTOR, 1.0),
     gaussian("gaussian, one number a sample", normal(6), 0.3),
     gaussian("gaussian, noise of each output", VECTOR, normal(5).exp()),
     gaussian("gaussian, noise of each channel", IMAGE, normal(3, 1, 1).exp()),
@@ -125,44 +124,21 @@ CASES = (
     categorical("categorical, tokens", SEQUENCE, labels(SEQUENCE, 2), 2),
     categorical("categorical, tokens from behind", SEQUENCE, labels(SEQUENCE, -1), -1),
     categorical("categorical, ignored", IMAGE, labels(IMAGE, ignored=-100)),
-    categorical(
-        "categorical, ignored class", IMAGE, labels(IMAGE, ignored=1), ignore_index=1, weight=WEIGHT
-    ),
+    categorical("categorical, ignored class", IMAGE, labels(IMAGE, ignored=1), ignore_index=1,
+        weight=WEIGHT),
     categorical("categorical, smoothed", VECTOR, labels(VECTOR), label_smoothing=0.2),
     categorical("categorical, weighted", IMAGE, labels(IMAGE), weight=WEIGHT),
-    categorical(
-        "categorical, everything",
-        IMAGE,
-        labels(IMAGE, ignored=255),
-        weight=WEIGHT,
-        label_smoothing=0.3,
-        ignore_index=255,
-    ),
+    categorical("categorical, everything", IMAGE, labels(IMAGE, ignored=255), weight=WEIGHT,
+        label_smoothing=0.3, ignore_index=255),
     categorical("categorical, probabilities", VECTOR, normal(4, 5, seed=9).softmax(1)),
-    categorical(
-        "categorical, probabilities, everything",
-        IMAGE.movedim(1, 3),
-        normal(3, 2, 4, 3, seed=9).softmax(3),
-        3,
-        weight=WEIGHT,
-        label_smoothing=0.3,
-    ),
+    categorical("categorical, probabilities, everything", IMAGE.movedim(1, 3),
+        normal(3, 2, 4, 3, seed=9).softmax(3), 3, weight=WEIGHT, label_smoothing=0.3),
     bernoulli("bernoulli", VECTOR, normal(4, 5, seed=3).gt(0).double()),
     bernoulli("bernoulli, images and soft", IMAGE, normal(*IMAGE.shape, seed=3).sigmoid()),
-    poisson("poisson", VECTOR),
-    poisson("poisson, images", IMAGE),
-    loss_function(
-        "loss, huber",
-        VECTOR,
-        normal(4, 5, seed=3),
-        lambda f, y: F.huber_loss(f, y, reduction="sum"),
-    ),
-    loss_function(
-        "loss, cross-entropy of images",
-        IMAGE,
-        labels(IMAGE),
-        lambda f, y: F.cross_entropy(f, y, reduction="sum"),
-    ),
-)
+    poisson("poisson", VECTOR), poisson("poisson, images", IMAGE),
+    loss_function("loss, huber", VECTOR, normal(4, 5, seed=3),
+        lambda f, y: F.huber_loss(f, y, reduction="sum")),
+    loss_function("loss, cross-entropy of images", IMAGE, labels(IMAGE),
+        lambda f, y: F.cross_entropy(f, y, reduction="sum")))  # fmt: skip
 
 by_name = {case.name: case for case in CASES}

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lapkernels as lk
+from tests.curvature.zoo.network import Apply
 
 MASK = torch.tensor([True, False, True, False])
 INDEX = torch.tensor([2, 0])
@@ -66,21 +67,11 @@ PAIRS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] 
 }
 
 
-class _Between(nn.Module):
-    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 2)
-        self.function = function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.function(self.first(x)))
-
-
 @pytest.mark.parametrize("method", ["exact", "approx"])
 @pytest.mark.parametrize("name", PAIRS)
 def test_in_place(name: str, method: Literal["exact", "approx"]) -> None:
-    written, fresh = (_Between(function).double() for function in PAIRS[name])
+    first, last = nn.Linear(3, 4).double(), nn.Linear(4, 2).double()
+    written, fresh = (nn.Sequential(first, Apply(run), last) for run in PAIRS[name])
     x = torch.randn(3, 3, dtype=torch.float64)
     torch.testing.assert_close(written(x), fresh(x))
     found = lk.diag(written, x, method=method, route="rules")

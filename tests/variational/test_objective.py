@@ -16,6 +16,7 @@ from lapkernels.variational import (
     VariationalLaplace,
 )
 from lapkernels.variational.objective import Objective
+from tests.curvature.zoo.network import Net
 from tests.variational.networks import dense, prepared
 
 
@@ -48,18 +49,11 @@ def test_mode_of_a_linear_model() -> None:
 
 
 def test_inputs_of_several_tensors_and_chosen_outputs() -> None:
-    class Pair(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(2, 2)
-
-        def forward(self, a: torch.Tensor, b: torch.Tensor) -> dict[str, torch.Tensor]:
-            return {"sum": self.layer(a + b), "other": a}
-
-    torch.manual_seed(0)
-    model, a, b, y = Pair(), torch.randn(3, 2), torch.randn(3, 2), torch.randn(3, 2)
+    layer = nn.Linear(2, 2)
+    model = Net(lambda net, a, b: {"sum": net.layer(a + b), "other": a}, layer=layer)
+    a, b, y = torch.randn(3, 2), torch.randn(3, 2), torch.randn(3, 2)
     q = MaximumAPosteriori(model, "gaussian", 3, output="sum", beta=0.0)
-    expected = 0.5 * (model.layer(a + b) - y).square().sum() / 3
+    expected = 0.5 * (layer(a + b) - y).square().sum() / 3
     torch.testing.assert_close(q.loss((a, b), y), expected)
     torch.testing.assert_close(q.loss({"a": a, "b": b}, y), expected)
 

@@ -4,39 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import lapkernels as lk
 from lapkernels.variational import VariationalLaplace
+from tests.curvature.zoo.network import Net, parameter
 
-
-class Twice(nn.Module):
-    """One layer, called two times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Both calls."""
-        return self.layer(self.layer(x).tanh())
-
-
-class ByHand(nn.Module):
-    """A product that is no layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x times the weight."""
-        return x @ self.weight
-
-
+TWICE = Net(lambda net, x: net.layer(net.layer(x).tanh()), layer=nn.Linear(3, 3))
 CASES = {
-    "twice": (Twice(), "layer.weight is used more than once"),
-    "by hand": (ByHand(), "weight enters"),
+    "twice": (TWICE, "layer.weight is used more than once"),
+    "by hand": (Net(lambda net, x: x @ net.weight, weight=parameter(3, 3)), "weight enters"),
     "batch norm": (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "depend on each other"),
 }
 
@@ -50,13 +27,9 @@ def test_refusals(name: str) -> None:
 
 
 def test_an_unused_parameter_is_named() -> None:
-    model = nn.ModuleDict({"used": nn.Linear(3, 3), "spare": nn.Linear(3, 3)})
-    model.forward = lambda x: model["used"](x)
+    model = Net(lambda net, x: net.used(x), used=nn.Linear(3, 3), spare=nn.Linear(3, 3))
+    x, y = torch.randn(4, 3), torch.randn(4, 3)
     q = VariationalLaplace(model, "gaussian", 4, curvature="samples")
     with pytest.raises(lk.Refused, match=r"spare\.bias was not used"):
-        q.loss(torch.randn(4, 3), torch.randn(4, 3))
-    assert (
-        VariationalLaplace(model, "gaussian", 4)
-        .loss(torch.randn(4, 3), torch.randn(4, 3))
-        .isfinite()
-    )
+        q.loss(x, y)
+    assert VariationalLaplace(model, "gaussian", 4).loss(x, y).isfinite()

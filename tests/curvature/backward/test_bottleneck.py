@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -12,7 +13,9 @@ from lapkernels.curvature.backward.cost import Load, cuts
 from lapkernels.curvature.backward.planner import plan_columns
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.ops.serving import forced
-from tests.curvature import oracle
+from tests.curvature import check, oracle
+from tests.curvature.backward.networks import dense
+from tests.curvature.zoo.network import Net
 
 
 def expected_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
@@ -20,24 +23,8 @@ def expected_of(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {name: j.square().sum((0, 1)) for name, j in jacobians.items()}
 
 
-def autoencoder(*widths: int, activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
-        layers += [nn.Linear(a, b), activation()]
-    return nn.Sequential(*layers[:-1]).double()
-
-
-@pytest.mark.parametrize("activation", [nn.Tanh, nn.ReLU])
-@pytest.mark.parametrize("choices", [{"compressed": True}, {}, {"compressed": False}])
-def test_compression_keeps_the_diagonal(
-    activation: type[nn.Module], choices: dict[str, bool]
-) -> None:
-    model = autoencoder(9, 6, 2, 6, 9, activation=activation)
-    x = torch.randn(4, 9, dtype=torch.float64)
-    with forced(**choices):
-        diagonal = lk.diag(model, x)
-    for name, value in expected_of(model, x).items():
-        torch.testing.assert_close(diagonal[name], value, rtol=1e-10, atol=1e-14)
+def autoencoder(*widths: int) -> nn.Sequential:
+    return nn.Sequential(*dense(*widths)).double()
 
 
 def cuts_of(model: nn.Module, x: Tensor, count: int) -> list[int]:
@@ -55,47 +42,33 @@ def test_the_narrowest_value_is_cut() -> None:
 
 
 def test_a_skip_around_the_bottleneck_leaves_nothing_to_cut_there() -> None:
-    class Skip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.encoder, self.decoder = nn.Linear(20, 2), nn.Linear(2, 20)
-            self.stem, self.head = nn.Linear(20, 20), nn.Linear(20, 20)
+    def run(net: Any, x: Tensor) -> Tensor:
+        h = net.stem(x).tanh()
+        return net.head(h + net.decoder(net.encoder(h).tanh()))
 
-        def forward(self, x: Tensor) -> Tensor:
-            h = self.stem(x).tanh()
-            return self.head(h + self.decoder(self.encoder(h).tanh()))
-
-    torch.manual_seed(0)
-    model, x = Skip().double(), torch.randn(3, 20, dtype=torch.float64)
+    layers = {"encoder": nn.Linear(20, 2), "decoder": nn.Linear(2, 20)}
+    model = Net(run, **layers, stem=nn.Linear(20, 20), head=nn.Linear(20, 20)).double()
+    x = torch.randn(3, 20, dtype=torch.float64)
     assert 2 not in cuts_of(model, x, 20)
     diagonal = lk.diag(model, x)
-    for name, value in expected_of(model, x).items():
-        torch.testing.assert_close(diagonal[name], value, rtol=1e-10, atol=1e-14)
+    check.assert_close(diagonal, expected_of(model, x))
 
 
 def test_a_layer_used_on_both_sides_of_a_bottleneck_forbids_the_cut() -> None:
-    class Tied(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(8, 8)
-            self.narrow, self.wide = nn.Linear(8, 2), nn.Linear(2, 8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.layer(self.wide(self.narrow(self.layer(x).tanh())).tanh())
-
-    torch.manual_seed(0)
-    model, x = Tied().double(), torch.randn(3, 8, dtype=torch.float64)
+    model = Net(
+        lambda net, x: net.layer(net.wide(net.narrow(net.layer(x).tanh())).tanh()),
+        **{"layer": nn.Linear(8, 8), "narrow": nn.Linear(8, 2), "wide": nn.Linear(2, 8)},
+    ).double()
+    x = torch.randn(3, 8, dtype=torch.float64)
     with forced(compressed=True):
         assert cuts_of(model, x, 8) == []
         diagonal = lk.diag(model, x)
-    for name, value in expected_of(model, x).items():
-        torch.testing.assert_close(diagonal[name], value, rtol=1e-10, atol=1e-14)
+    check.assert_close(diagonal, expected_of(model, x))
 
 
 def test_rank_deficient_columns_in_single_precision() -> None:
     # Half of the units are dead and two rows of the decoder are equal up to rounding.
-    torch.manual_seed(0)
-    model = autoencoder(40, 16, 4, 16, 40, activation=nn.ReLU)
+    model = nn.Sequential(*dense(40, 16, 4, 16, 40, activation=nn.ReLU)).double()
     with torch.no_grad():
         for layer in (model[0], model[4]):
             assert isinstance(layer, nn.Linear)

@@ -15,6 +15,7 @@ from lapkernels.curvature.passes.passes import passes
 from lapkernels.kernels import NATIVE
 from lapkernels.likelihoods import resolve
 from lapkernels.ops import serving
+from tests.curvature.zoo.network import Net
 
 joint_module = sys.modules["lapkernels.curvature.quantities.gradient_and_diag"]
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason="chains are for compiled kernels")
@@ -45,16 +46,10 @@ def test_where_chains_end() -> None:
     assert lengths(linear, rows, params="0") == [1]
     assert lengths(linear, rows, params=["0", "3"]) == [1, 1]
 
-    class Skip(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.a, self.b = nn.Linear(5, 5), nn.Linear(5, 5)
-
-        def forward(self, x: Tensor) -> Tensor:
-            z = torch.tanh(self.a(x))
-            return z + self.b(z)
-
-    assert lengths(Skip(), rows) == [1, 1]
+    skip = Net(
+        lambda net, x: (z := torch.tanh(net.a(x))) + net.b(z), a=nn.Linear(5, 5), b=nn.Linear(5, 5)
+    )
+    assert lengths(skip, rows) == [1, 1]
     wide = torch.randn(2, 3, 2, serving.WIDTH)
     assert lengths(nn.Sequential(*convs(3, 40, 40)), wide) == [2]
     # Torch's library serves many channels of short rows and kernels of one entry, tied weights have

@@ -2,63 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import chain, product
+from itertools import product
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import lapkernels as lk
 from lapkernels.kernels import NATIVE
 from lapkernels.ops.serving import forced
 from tests.curvature import oracle
+from tests.curvature.backward.networks import NETWORKS, dense
 
 KINDS = ("compressed", "windows", "scaled", "sparse")
 
 
-class Tokens(nn.Module):
-    """A layer at three positions, with more columns than positions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 6), nn.Linear(6, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x.reshape(-1, 3, 4)).relu())
+BUILT = ("unflattened", "tokens", "pooled", "autoencoder", "sparse")
 
 
-def dense(*widths: int) -> nn.Sequential:
-    pairs = zip(widths, widths[1:], strict=False)
-    layers = chain.from_iterable((nn.Linear(a, b), nn.Tanh()) for a, b in pairs)
-    return nn.Sequential(*list(layers)[:-1])
-
-
-def images() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 3, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(3, 2, 3, padding=1), nn.ReLU()),
-        *(nn.Upsample(scale_factor=2), nn.Conv2d(2, 1, 3, padding=1)),
-    )
-
-
-def bottleneck() -> nn.Module:
-    return nn.Sequential(
-        *(nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2), nn.Tanh()),
-        *(nn.Linear(2, 9), nn.Unflatten(1, (1, 3, 3)), nn.Conv2d(1, 4, 2), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(16, 20)),
-    )
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "dense": (lambda: dense(12, 9, 2, 9, 12, 12), (3, 12)),
-    "tokens": (Tokens, (3, 12)),
-    "images": (images, (2, 1, 6, 4)),
-    "bottleneck": (bottleneck, (3, 1, 7, 7)),
-}
-
-
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", BUILT)
 def test_every_choice_gives_the_exact_diagonal(network: str) -> None:
     build, shape = NETWORKS[network]
     torch.manual_seed(0)
@@ -77,7 +39,7 @@ def test_every_choice_gives_the_exact_diagonal(network: str) -> None:
             )
 
 
-@pytest.mark.parametrize("network", NETWORKS)
+@pytest.mark.parametrize("network", BUILT)
 def test_every_choice_gives_the_same_kronecker_factors(network: str) -> None:
     build, shape = NETWORKS[network]
     torch.manual_seed(0)
@@ -99,7 +61,7 @@ def test_an_unknown_choice_raises() -> None:
 
 
 def test_the_table_names_the_choices(capsys: pytest.CaptureFixture[str]) -> None:
-    lk.diag(dense(64, 32, 2, 32, 64), torch.randn(8, 64), explain=True)
+    lk.diag(nn.Sequential(*dense(64, 32, 2, 32, 64)), torch.randn(8, 64), explain=True)
     table = capsys.readouterr().out
     assert "64 columns for all samples" in table and "shared" in table
     assert "64 columns to 2" in table and "compressed" in table

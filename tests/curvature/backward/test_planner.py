@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -26,7 +25,7 @@ from lapkernels.curvature.recording.graph import Graph
 from lapkernels.likelihoods import Gaussian
 from lapkernels.ops.serving import forced
 from lapkernels.rules.base.shared import is_shared
-from tests.curvature.backward.test_windows import Excited, Halves, Residual, UNet
+from tests.curvature.backward.networks import NETWORKS
 
 
 @dataclass
@@ -120,81 +119,6 @@ def _add_stage(graph: Graph, stage: Stage, result: Taken) -> None:
         result.compressed.add(tuple(stage.section.exit.shape))
 
 
-class Cube(torch.autograd.Function):
-    """An op whose derivative only autograd knows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
-        return x**3
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        (x,) = ctx.saved_tensors
-        return 3 * x.square() * grads[0]
-
-
-class Cubed(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return Cube.apply(x)  # pyright: ignore[reportReturnType]
-
-
-class Tied(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.layer(self.layer(x).tanh()).tanh())
-
-
-def dense(*widths: int) -> Sequence[nn.Module]:
-    return [layer for a, b in pairwise(widths) for layer in (nn.Linear(a, b), nn.Tanh())][:-1]
-
-
-def images(*channels: int) -> Sequence[nn.Module]:
-    pairs = pairwise(channels)
-    return [layer for a, b in pairs for layer in (nn.Conv2d(a, b, 3, padding=1), nn.ReLU())][:-1]
-
-
-NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "shared": (lambda: nn.Sequential(*dense(6, 9, 7, 8)), (4, 6)),
-    "bottleneck": (lambda: nn.Sequential(*dense(64, 32, 2, 32, 64)), (8, 64)),
-    "unflattened": (
-        lambda: nn.Sequential(*dense(36, 20, 3, 20, 36), nn.Unflatten(1, (1, 6, 6))),
-        (4, 36),
-    ),
-    "image": (lambda: nn.Sequential(*images(1, 4, 4, 2)), (2, 1, 24, 24)),
-    "small image": (lambda: nn.Sequential(*images(1, 2, 2)), (2, 1, 3, 3)),
-    "autoencoder": (
-        lambda: nn.Sequential(
-            *(nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(27, 2), nn.Tanh()),
-            *(nn.Linear(2, 32), nn.Unflatten(1, (2, 4, 4)), nn.ReLU()),
-            *(nn.ConvTranspose2d(2, 2, 2, stride=2), nn.Tanh(), nn.Conv2d(2, 1, 3, padding=1)),
-        ),
-        (3, 1, 7, 7),
-    ),
-    "sparse": (
-        lambda: nn.Sequential(
-            *(nn.Conv2d(1, 8, 3), nn.ReLU(), nn.MaxPool2d(4), nn.Conv2d(8, 8, 3), nn.ReLU()),
-            *(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 5)),
-        ),
-        (3, 1, 26, 26),
-    ),
-    "residual": (lambda: Residual().eval(), (2, 2, 8, 8)),
-    "u-net": (lambda: UNet().eval(), (2, 1, 8, 10)),
-    "halves": (Halves, (2, 1, 16, 16)),
-    "excited": (Excited, (2, 1, 16, 16)),
-    "tied": (Tied, (3, 6)),
-    "autograd": (
-        lambda: nn.Sequential(nn.Linear(4, 5), Cubed(), nn.Linear(5, 3)),
-        (3, 4),
-    ),
-    "tokens": (
-        lambda: nn.Sequential(nn.Unflatten(1, (3, 4)), *dense(4, 6, 5), nn.LayerNorm(5)),
-        (3, 12),
-    ),
-}
 CHOICES: dict[str, dict[str, bool]] = {
     "cheapest": {},
     "forced": {"windows": True, "compressed": True, "scaled": True},

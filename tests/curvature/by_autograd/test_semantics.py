@@ -117,33 +117,23 @@ MIDDLES: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, tuple[int, .
     "scripted-with-a-weight": (lambda net, x: _scripted_gate(x, net.w.expand_as(x)), {"w": (4,)}),
     "complex-weight": (
         lambda net, x: torch.fft.irfft(torch.fft.rfft(x) * torch.view_as_complex(net.w), n=4),
-        {"w": (3, 2)},
-    ),
+        {"w": (3, 2)}),
     "complex-spectrum-of-a-weight": (
         lambda net, x: torch.fft.irfft(torch.fft.rfft(x) * torch.fft.rfft(net.w), n=4),
-        {"w": (4,)},
-    ),
+        {"w": (4,)}),
     "complex-polar": (lambda net, x: x * torch.polar(net.w, net.v).imag, {"w": (4,), "v": (4,)}),
-    "complex-of-two-weights": (
-        lambda net, x: (x * torch.complex(net.w, net.v)).abs(),
-        {"w": (4,), "v": (4,)},
-    ),
-    "complex-times-real-weight": (
-        lambda net, x: torch.fft.irfft(torch.fft.rfft(x) * net.w, n=4),
-        {"w": (3,)},
-    ),
+    "complex-of-two-weights": (lambda net, x: (x * torch.complex(net.w, net.v)).abs(),
+        {"w": (4,), "v": (4,)}),
+    "complex-times-real-weight": (lambda net, x: torch.fft.irfft(torch.fft.rfft(x) * net.w, n=4),
+        {"w": (3,)}),
     "complex-activations": (lambda net, x: torch.fft.rfft(x).abs() * net.w, {"w": (3,)}),
     "in-place-on-a-slice": (_in_place(lambda net, x: x[:, :2].mul_(net.w)), {"w": (2,)}),
     "in-place-on-a-view": (_in_place(lambda net, x: x.view(-1, 2, 2).mul_(net.w)), {"w": (2, 2)}),
-    "in-place-with-a-dimension-more": (
-        _in_place(lambda net, x: x.unsqueeze(1).add_(net.w)),
-        {"w": (4,)},
-    ),
+    "in-place-with-a-dimension-more": (_in_place(lambda net, x: x.unsqueeze(1).add_(net.w)),
+        {"w": (4,)}),
     "in-place-on-a-transpose": (_in_place(lambda net, x: x.t().mul_(net.w[:, None])), {"w": (4,)}),
     "in-place-product-on-a-view": (
-        _in_place(lambda net, x: x[:, :2].addmm_(x.detach().clone(), net.w)),
-        {"w": (4, 2)},
-    ),
+        _in_place(lambda net, x: x[:, :2].addmm_(x.detach().clone(), net.w)), {"w": (4, 2)}),
     "written-by-data": (lambda net, x: (x.data.clamp_(-0.3, 0.3), x.tanh())[1], {}),
     "written-by-a-detached-view": (lambda net, x: (x.detach().clamp_(-0.3, 0.3), x)[1], {}),
     "straight-through": (lambda net, x: x + (x.round() - x).detach(), {}),
@@ -151,25 +141,18 @@ MIDDLES: dict[str, tuple[Callable[[Any, Tensor], Tensor], dict[str, tuple[int, .
     "function-beside-a-skip": (lambda net, x: _Clamped.apply(x) + x * net.w, {"w": (4,)}),
     "function-twice": (lambda net, x: _Clamped.apply(_Clamped.apply(3 * x) * net.w), {"w": (4,)}),
     "function-of-a-parameter": (lambda net, x: Skewed.apply(x, net.w), {"w": (4,)}),
-    "parameter-used-outside-too": (
-        lambda net, x: Skewed.apply(x, net.w) + net.w * x,
-        {"w": (4,)},
-    ),
+    "parameter-used-outside-too": (lambda net, x: Skewed.apply(x, net.w) + net.w * x, {"w": (4,)}),
     "no-gradient-region": (_without_gradient, {}),
     "hook-on-a-gradient": (_hooked, {}),
     "statistic-of-the-batch": (_statistic, {}),
     "quantile": (lambda net, x: x * torch.quantile(x, 0.3, dim=1, keepdim=True), {}),
     "foreach": (lambda net, x: torch._foreach_mul([x, x], 2.0)[0], {}),
     "hessian-inside": (
-        lambda net, x: torch.func.vmap(torch.func.hessian(lambda t: (t**3).sum()))(x).sum(1),
-        {},
-    ),
+        lambda net, x: torch.func.vmap(torch.func.hessian(lambda t: (t**3).sum()))(x).sum(1), {}),
     "jvp-inside": (lambda net, x: torch.func.jvp(torch.sin, (x,), (x,))[1], {}),
     "gradient-inside": (
-        lambda net, x: x * torch.func.vmap(torch.func.grad(lambda t: (t**3).sum()))(x),
-        {},
-    ),
-}
+        lambda net, x: x * torch.func.vmap(torch.func.grad(lambda t: (t**3).sum()))(x), {}),
+}  # fmt: skip
 
 
 # Around the layers, and not between them.

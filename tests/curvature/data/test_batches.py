@@ -207,6 +207,17 @@ def test_dict_of_the_users_own() -> None:
     check.assert_close(lk.diag(problem.model, [Batch(problem.x)]), problem.exact())
 
 
+class Whole(nn.Module):
+    """A model that takes its dict of inputs whole."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, data: dict[str, Tensor]) -> Tensor:
+        return self.net(**data)
+
+
 def test_dict_that_is_one_argument() -> None:
     problem = check.problem(ZOO["named-inputs"])
     net, x, y = Whole(problem.model), problem.x, problem.y
@@ -218,17 +229,6 @@ def test_dict_that_is_one_argument() -> None:
         check.assert_close(found, {f"net.{name}": d for name, d in problem.exact().items()})
         prediction = lk.Laplace(net, "regression").fit(data).predict((x,))
         assert prediction.mean.shape == y.shape
-
-
-class Whole(nn.Module):
-    """A model that takes its dict of inputs whole."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net
-
-    def forward(self, data: dict[str, Tensor]) -> Tensor:
-        return self.net(**data)
 
 
 @pytest.mark.parametrize(

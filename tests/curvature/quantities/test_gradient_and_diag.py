@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import lapkernels as lk
 from tests.curvature import check, oracle
 from tests.curvature.check import Problem
-from tests.curvature.zoo import Net
+from tests.curvature.zoo.network import Net, parameter
 
 
 def _plain(one: Problem) -> dict[str, Tensor]:
@@ -61,20 +61,11 @@ def test_chosen_parameters_alone() -> None:
     check.assert_close(found.gradient, {name: gradient[name] for name in found.gradient})
 
 
-class _Shared(nn.Module):
-    """Two parameters for which autograd has one and the same gradient, and one without any."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Parameter(torch.randn(3)), nn.Parameter(torch.randn(3))
-        self.unused = nn.Parameter(torch.randn(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (self.a + self.b)
-
-
 def test_gradients_are_tensors_of_their_own() -> None:
-    one = check.of(_Shared().double(), torch.randn(4, 3, dtype=torch.float64))
+    """Autograd has one and the same gradient for two parameters, and none for the third."""
+    owned = {"a": parameter(3), "b": parameter(3), "unused": parameter(2)}
+    model = Net(lambda net, x: x * (net.a + net.b), **owned).double()
+    one = check.of(model, torch.randn(4, 3, dtype=torch.float64))
     found = _joint(one, method="exact")
     gradient = _plain(one)
     check.assert_close(found.gradient, gradient)
@@ -84,8 +75,8 @@ def test_gradients_are_tensors_of_their_own() -> None:
 
 @pytest.mark.parametrize("function", [lambda x: x + x, lambda x: x * x * x], ids=["sum", "cube"])
 def test_operands_that_stand_twice(function: Callable[[Tensor], Tensor]) -> None:
-    model = Net(lambda net, x: net.last(function(net.first(x))))
-    model.first, model.last = nn.Linear(3, 4), nn.Linear(4, 2)
+    layers = {"first": nn.Linear(3, 4), "last": nn.Linear(4, 2)}
+    model = Net(lambda net, x: net.last(function(net.first(x))), **layers)
     one = check.of(model.double(), torch.randn(5, 3, dtype=torch.float64))
     gradient = _plain(one)
     check.assert_close(_joint(one, method="approx").gradient, gradient)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from tests.curvature.zoo import ZOO
+from tests.curvature.zoo import ZOO, Net
 
 
 def variances(model: nn.Module) -> dict[str, Tensor]:
@@ -19,20 +19,12 @@ def variances(model: nn.Module) -> dict[str, Tensor]:
 
 
 def test_another_precision_inside() -> None:
-    class Mixed(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(3, 4).double(), nn.Linear(4, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.last(self.first(x).tanh().float())
-
-    torch.manual_seed(0)
-    model, x = Mixed(), torch.randn(5, 3, dtype=torch.float64)
+    layers = {"first": nn.Linear(3, 4).double(), "last": nn.Linear(4, 2)}
+    model = Net(lambda net, x: net.last(net.first(x).tanh().float()), **layers)
+    x = torch.randn(5, 3, dtype=torch.float64)
     found = lk.propagated_variance(model, x, variances(model))
     assert found.dtype == torch.float32
-    model = model.double()
-    model.forward = lambda x: model.last(model.first(x).tanh())
+    model = Net(lambda net, x: net.last(net.first(x).tanh()), **layers).double()
     wanted = lk.propagated_variance(model, x, variances(model))
     torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=0)
 

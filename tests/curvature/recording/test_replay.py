@@ -18,6 +18,7 @@ from lapkernels.curvature.passes.passes import passes
 from lapkernels.curvature.recording import replay
 from tests.curvature import oracle
 from tests.curvature.recording.test_zoo import templates, tensors_behind
+from tests.curvature.zoo.network import Net
 
 
 @pytest.fixture
@@ -101,116 +102,61 @@ def test_passes_that_live_together(recorded: list[Any]) -> None:
     assert torch.equal(first.x(), images(seed=0))  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_another_way_is_recorded(recorded: list[Any]) -> None:
-    class Branches(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(3, 3)
+def _hooked(net: Any, x: Tensor) -> Tensor:
+    z = net.layer(x)
+    if net.on:
+        z.register_hook(lambda grad: 3 * grad)
+    return torch.tanh(z)
 
-        def forward(self, x: Tensor) -> Tensor:
-            z = self.layer(x)
-            if float(x.detach().sum()) > 0:
-                z = torch.tanh(z)
-            return z * 2 if x.shape[0] > 2 else z
 
-    torch.manual_seed(0)
-    model = Branches()
-    x = torch.rand(2, 3)
-    for sign in (1, -1, 1, -1):
-        found = lk.diag(model, sign * x)
-        known = lk.diag(copy.deepcopy(model), sign * x)
-        assert all(torch.equal(found[name], known[name]) for name in known)
+def _written(net: Any, x: Tensor) -> Tensor:
+    z = net.layer(x)
+    if net.on:
+        with torch.no_grad():
+            torch._foreach_mul_([z], 0.5)
+    return torch.tanh(z)
 
 
 def scaled(z: Tensor, factor: float) -> Tensor:
     return F.leaky_relu(z, factor)
 
 
-def test_other_numbers_are_recorded(recorded: list[Any]) -> None:
-    class Slope(nn.Linear):
-        slope = 0.1
-
-        def forward(self, input: Tensor) -> Tensor:
-            return scaled(super().forward(input), self.slope)
-
-    torch.manual_seed(0)
-    model, x = Slope(3, 3), torch.randn(4, 3)
-    first = lk.diag(model, x)
-    model.slope = 0.5
-    second = lk.diag(model, x)
-    assert len(recorded) == 2
-    assert not torch.equal(first["weight"], second["weight"])
-
-
-def test_hooks_on_gradients_are_noticed() -> None:
-    class Hooked(nn.Linear):
-        hooked = False
-
-        def forward(self, input: Tensor) -> Tensor:
-            z = super().forward(input)
-            if self.hooked:
-                z.register_hook(lambda grad: 3 * grad)
-            return torch.tanh(z)
-
-    torch.manual_seed(0)
-    model, x = Hooked(3, 3), torch.randn(4, 3)
-    plain = lk.diag(model, x)
-    model.hooked = True
-    found = lk.diag(model, x)
-    torch.testing.assert_close(found["weight"], 9 * plain["weight"])
+# What a model does otherwise once it is switched on.
+SWITCHED: dict[str, Callable[[Any, Tensor], Tensor]] = {
+    "number": lambda net, x: scaled(net.layer(x), 0.5 if net.on else 0.1),
+    "branch": lambda net, x: torch.tanh(net.layer(x)) if net.on else net.layer(x),
+    "branch by values": lambda net, x: (
+        torch.tanh(net.layer(x)) if float(x.detach().sum()) > 100 * net.on else 2 * net.layer(x)
+    ),
+    "tensor that nobody named": lambda net, x: F.linear(
+        x, net.layer.weight, *((torch.ones(3, dtype=x.dtype),) if net.on else (None,))
+    ),
+    "hook on a gradient": _hooked,
+    "write behind the back": _written,
+}
 
 
-def test_tensors_that_nobody_named_are_noticed(recorded: list[Any]) -> None:
-    class Shifted(nn.Linear):
-        shift: tuple[Tensor, ...] = ()
-
-        def forward(self, input: Tensor) -> Tensor:
-            return F.linear(input, self.weight, *(self.shift or (None,)))
-
-    torch.manual_seed(0)
-    model, x = Shifted(3, 3, bias=False), torch.randn(4, 3)
-    plain = lk.predictive_variance(model, x, {"weight": torch.ones(3, 3)})
-    model.shift = (torch.ones(3),)
-    assert len(recorded) == 1
-    again = lk.predictive_variance(model, x, {"weight": torch.ones(3, 3)})
-    assert len(recorded) == 2
-    torch.testing.assert_close(again, plain)
+@pytest.mark.parametrize("name", SWITCHED)
+def test_other_calls_are_noticed(name: str) -> None:
+    model = Net(SWITCHED[name], layer=nn.Linear(3, 3)).double()
+    x = torch.rand(4, 3, dtype=torch.float64)
+    for on in (False, True, False, True):
+        model.__dict__["on"] = on
+        known, _ = oracle.jacobians(model, x)
+        found = lk.diag(model, x, params="layer.weight")
+        wanted = known["layer.weight"].square().sum((0, 1))
+        torch.testing.assert_close(found["layer.weight"], wanted)
 
 
 def test_models_that_ask_for_gradients_go_the_same_way() -> None:
-    class Asks(nn.Linear):
-        asks = False
+    def run(net: Any, x: Tensor) -> Tensor:
+        z = net.layer(x)
+        return torch.tanh(z) if net.asks and z.requires_grad else torch.sigmoid(z)
 
-        def forward(self, input: Tensor) -> Tensor:
-            z = super().forward(input)
-            return torch.tanh(z) if self.asks and z.requires_grad else torch.sigmoid(z)
-
-    torch.manual_seed(0)
-    model, x = Asks(3, 3), torch.randn(4, 3)
-    lk.diag(model, x)
-    model.asks = True
-    found = lk.diag(model, x)
-    torch.testing.assert_close(found["weight"], lk.diag(copy.deepcopy(model), x)["weight"])
-
-
-def test_writes_behind_the_back_are_noticed() -> None:
-    class Writes(nn.Linear):
-        writes = False
-
-        def forward(self, input: Tensor) -> Tensor:
-            z = super().forward(input)
-            if self.writes:
-                with torch.no_grad():
-                    torch._foreach_mul_([z], 0.5)
-            return torch.tanh(z)
-
-    torch.manual_seed(0)
-    model, x = Writes(3, 3), torch.randn(4, 3)
-    lk.diag(model, x)
-    model.writes = True
-    known, _ = oracle.jacobians(model, x)
-    for name, value in lk.diag(model, x).items():
-        torch.testing.assert_close(value.double(), known[name].square().sum((0, 1)))
+    model, x = Net(run, layer=nn.Linear(3, 3)), torch.randn(4, 3)
+    for model.__dict__["asks"] in (False, True):
+        found, known = (lk.diag(one, x) for one in (model, copy.deepcopy(model)))
+        torch.testing.assert_close(dict(found), dict(known))
 
 
 def test_changed_models(recorded: list[Any]) -> None:
