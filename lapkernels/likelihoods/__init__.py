@@ -4,7 +4,7 @@ from lapkernels.likelihoods.bernoulli import Bernoulli
 from lapkernels.likelihoods.categorical import Categorical
 from lapkernels.likelihoods.gaussian import Gaussian
 from lapkernels.likelihoods.heteroscedastic import HeteroscedasticGaussian
-from lapkernels.likelihoods.likelihood import Columns, Likelihood, resolve
+from lapkernels.likelihoods.likelihood import Columns, Likelihood, LocalColumns, resolve
 from lapkernels.likelihoods.loss_function import LossFunction
 from lapkernels.likelihoods.poisson import Poisson
 
@@ -15,6 +15,7 @@ __all__ = [
     "Gaussian",
     "HeteroscedasticGaussian",
     "Likelihood",
+    "LocalColumns",
     "LossFunction",
     "Poisson",
     "resolve",

@@ -25,6 +25,7 @@ from lapkernels.likelihoods.likelihood import (
     WORDS,
     Columns,
     Likelihood,
+    LocalColumns,
     check_all,
     check_output,
     check_target,
@@ -287,15 +288,15 @@ class MultinomialColumns(Columns):
             column = torch.where(there[:, None, None], column, 0.0)
         return self._unflattened(column)
 
-    def local(self) -> Tensor | None:
+    def local(self) -> LocalColumns | None:
         """Column (j, t) is sqrt(c) s_j of position t."""
-        if self.dim != 1 or len(self.shape) < 3:
+        if len(self.shape) < 3:
             return None
         _, classes, positions = self.log_p.shape
         t = torch.arange(positions, device=self.log_p.device).repeat(classes - 1)
         j = torch.arange(classes - 1, device=self.log_p.device).repeat_interleave(positions)
         entries = self._entries(j, t).unflatten(2, (classes - 1, positions))
-        return self._unflattened(entries.permute(2, 0, 1, 3))
+        return LocalColumns(self._unflattened(entries.permute(2, 0, 1, 3)), self.dim)
 
     def _entries(self, j: Tensor, t: Tensor) -> Tensor:
         """sqrt(c) s_j at position t for pairs of j and t, [N, C, pairs]."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from lapkernels.likelihoods.likelihood import (
     Columns,
     Likelihood,
+    LocalColumns,
     check_output,
     check_target,
     check_vector,
@@ -50,15 +51,10 @@ class DiagonalColumns(Columns):
         made = made.reshape(last - first, *self.root.shape)
         return made.expand(last - first, self.samples, *self.root.shape[1:])
 
-    def local(self) -> Tensor | None:
-        """Column (c, t) is root[c, t] at channel c."""
-        if self.root.dim() < 3:
-            return None
-        channels = self.root.shape[1]
-        unit = torch.eye(channels, dtype=self.dtype, device=self.root.device)
-        unit = unit.reshape(channels, 1, channels, *(1,) * (self.root.dim() - 2))
-        made = unit * self.root.to(self.dtype)
-        return made.expand(channels, self.samples, *self.root.shape[1:])
+    def local(self) -> LocalColumns | None:
+        """A column at each entry."""
+        root = self.root.to(self.dtype).expand(1, self.samples, *self.root.shape[1:])
+        return LocalColumns(root)
 
     def combined(self, signs: Tensor) -> Tensor:
         """The root with these signs, [K, N, *out]."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from typing import Any
@@ -13,6 +14,19 @@ from torch import Tensor, nn
 
 HALF = (torch.float16, torch.bfloat16)
 FLOATING = (*HALF, torch.float32, torch.float64)
+
+
+@dataclass(frozen=True)
+class LocalColumns:
+    """All columns at once, where each is zero outside one set of entries of the outputs.
+
+    Entries that differ along ``dim`` only are a set, or each entry is one if that is None. Column
+    (j, set) has the entries of ``root`` [J, N, *out] that root[j] has in the set: J columns a set,
+    in the memory of J.
+    """
+
+    root: Tensor
+    dim: int | None = None
 
 
 class Columns(ABC):
@@ -48,12 +62,8 @@ class Columns(ABC):
         These W columns may be those of another factor of H_n than the columns of ``chunk``.
         """
 
-    def local(self) -> Tensor | None:
-        """All columns at once, for outputs [N, C, *size] whose positions are independent.
-
-        [J, N, C, *size], where the entries [j, :, :, t] are column (j, t), zero at other positions:
-        J columns a position in the memory of J. None where H couples positions, or there are none.
-        """
+    def local(self) -> LocalColumns | None:
+        """All columns at once; None where H couples all outputs of a sample."""
         return None
 
     def check_range(self, first: int, last: int) -> None:

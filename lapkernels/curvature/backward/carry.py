@@ -27,7 +27,8 @@ from lapkernels.curvature.backward.columns import (
     pull_weights,
 )
 from lapkernels.curvature.backward.layout import Layout
-from lapkernels.curvature.backward.windows import AtPixels, pull_windows
+from lapkernels.curvature.backward.start import Start
+from lapkernels.curvature.backward.windows import pull_windows
 from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import Samples
@@ -45,7 +46,7 @@ class Stage:
     """``count`` columns that pass a section together.
 
     ``step`` of them go at a time, or those that start at so many pixels if they are windows, which
-    ``layout`` places. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
+    ``layout`` places; these ``start`` at an image behind the columns' own entry. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
     the position of an activation, the layer whose weight is scaled by its derivative. Columns that
     were compressed are a ``triangular`` matrix. ``cost`` is in multiply-adds, ``entries`` are the
     numbers alive at a time.
@@ -59,6 +60,7 @@ class Stage:
     entries: int
     reason: str
     layout: Layout | None = None
+    start: Start | None = None
     once: frozenset[int] = frozenset()
     scaled: Mapping[int, int] = field(default_factory=dict)
     triangular: bool = False
@@ -105,7 +107,7 @@ def carry(
     graph: Graph,
     stages: Sequence[Stage],
     chunk: Chunk,
-    local: AtPixels | None,
+    local: Tensor | None,
     collector: Collector,
     *,
     ended: Callable[[Value, Tensor], None] | None = None,
@@ -113,7 +115,8 @@ def carry(
 ) -> None:
     """Carry columns through stages to the parameters.
 
-    ``chunk`` makes columns at the first stage's entry, ``local`` those of some pixels. ``ended``
+    ``chunk`` makes columns at the first stage's entry, ``local`` [J, N, *entry] are the columns
+    that start at single entries, or at sets of them, all in one tensor. ``ended``
     gets the sum of the squares of columns at an end of a section. ``finish`` tells the
     collector when a step of columns is complete.
     """
@@ -133,15 +136,16 @@ def _pulled(
     graph: Graph,
     stage: Stage,
     chunk: Chunk,
-    local: AtPixels | None,
+    local: Tensor | None,
     collector: Collector,
     ended: Callable[[Value, Tensor], None] | None,
 ) -> Iterator[Tensor | None]:
     """A few columns at a time; yields those at the stage's exit."""
     if stage.carrier == "windows":
-        assert local is not None and stage.layout is not None
+        assert local is not None and stage.layout is not None and stage.start is not None
         where = (graph, stage.section, stage.layout, stage.step)
-        yield from pull_windows(*where, local, collector, ended)
+        at_pixels = partial(stage.start.columns, stage.start.root(graph, local))
+        yield from pull_windows(*where, at_pixels, collector, ended)
         return
 
     def squared(value: Value, s: Tensor) -> None:
@@ -157,11 +161,6 @@ def _pulled(
             yield pull_columns(
                 graph, chunk(first, last), collector, stage.section, stage.scaled, squared
             )
-
-
-def at_pixels(local: Tensor | None) -> AtPixels | None:
-    """Makes the columns of some pixels from those of all, [J, N, C, *size]."""
-    return None if local is None else lambda where: local[(..., *where)]
 
 
 def _rows(columns: Tensor, first: int, last: int) -> Tensor:

@@ -12,7 +12,8 @@ from itertools import accumulate
 from math import inf, prod
 
 from lapkernels.curvature.backward.columns import overwritten
-from lapkernels.curvature.backward.layout import Layout, tile_count
+from lapkernels.curvature.backward.layout import Layout, local_layout, tile_count
+from lapkernels.curvature.backward.start import Start
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.ops.serving import choice
@@ -104,18 +105,34 @@ def widest(graph: Graph, section: Section, once: frozenset[int] = frozenset()) -
 
 
 @dataclass(frozen=True)
+class Local:
+    """Columns that start at one entry each, or ``columns`` at each set of entries along ``dim``.
+
+    They start at all entries, or if ``some`` at chosen ones.
+    """
+
+    columns: int = 1
+    dim: int | None = None
+    some: bool = False
+
+    def per_pixel(self, start: Start) -> int:
+        """Columns that start at a pixel."""
+        return self.columns if self.some else self.columns * start.sets
+
+
+@dataclass(frozen=True)
 class Load:
     """``count`` columns to pull back within a ``budget`` in bytes.
 
-    They are ``shared`` if all samples have the same. Those that start at pixels, ``per_pixel`` at
-    each, may be windows; they may be fewer behind a bottleneck where it is allowed to ``compress``.
-    With each ``kept`` numbers are held until all parameters have it.
+    They are ``shared`` if all samples have the same. Those that are ``local`` may be windows; they
+    may be fewer behind a bottleneck where it is allowed to ``compress``. With each ``kept`` numbers
+    are held until all parameters have it.
     """
 
     count: int
     budget: int
     shared: bool = False
-    per_pixel: int = 0
+    local: Local | None = None
     compress: bool = False
     kept: int = 0
 
@@ -220,11 +237,11 @@ def _allowed_cuts(graph: Graph, section: Section) -> list[Cut]:
 
 
 def cheapest(
-    graph: Graph, section: Section, load: Load, layout: Layout | None
+    graph: Graph, section: Section, load: Load, start: Start | None
 ) -> tuple[bool, tuple[Cut, ...]]:
     """The cheapest start, as windows or images, and the cuts where columns are compressed.
 
-    ``layout`` has the windows of the whole section, if columns may be windows.
+    ``start`` is where columns start that may be windows.
     """
     samples, size = graph.trace.count, graph.trace.prediction.element_size()
     once = shared_by_samples(graph, section) if load.shared else Shared()
@@ -235,14 +252,17 @@ def cheapest(
         costs = [column_cost(graph, p, layout) if p in passed else 0.0 for p in range(section.last)]
         if layout is None:
             costs = [cost / (samples if p in nodes else 1) for p, cost in enumerate(costs)]
+        elif start is not None:
+            costs[start.last :] = [0.0] * (section.last - start.last)
         return [0.0, *accumulate(costs)]
 
     plain = windowed = summed(None)
     calls = 0.0
-    if layout is not None:
-        pixels, windowed = section.entry.shape[2:], summed(layout)
-        most = layout.pixels(load.per_pixel * samples * size, load.budget)
-        calls = CALL * tile_count(pixels, layout.multiple, most)
+    layout = None if start is None else local_layout(graph, start.section(section))
+    if layout is not None and start is not None and load.local is not None:
+        windowed = summed(layout)
+        most = layout.pixels(load.local.per_pixel(start) * samples * size, load.budget)
+        calls = CALL * tile_count(start.image.shape[2:], layout.multiple, most)
 
     def carried(v: int, last: int, first: int, windows: bool, taken: tuple[Cut, ...]) -> float:
         windows = windows and not taken

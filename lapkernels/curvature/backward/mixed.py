@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-import torch
 from torch import Tensor
 
-from lapkernels.curvature.backward.carry import Plan, at_pixels, carry
+from lapkernels.curvature.backward.carry import Plan, carry
 from lapkernels.curvature.backward.columns import Collector, arriving, go_back, put
 from lapkernels.curvature.backward.diagonal import diagonals_below, hand_out_diagonal
 from lapkernels.curvature.recording.graph import Graph
@@ -46,16 +45,18 @@ def pull_mixed(
     if isinstance(start, Tensor):
         at[id(graph.trace.output)] = start
     else:
-        carry(graph, plan.stages, start.chunk, at_pixels(start.local()), collector, ended=ended)
+        local = start.local()
+        root = None if local is None else local.root
+        carry(graph, plan.stages, start.chunk, root, collector, ended=ended)
 
     def visit(
         position: int, node: Node, outs: list[Tensor | None]
     ) -> Iterable[tuple[Value, Tensor]]:
         for index, (value, m) in enumerate(zip(node.outputs, outs, strict=True)):
             if m is not None and (position, index) in plan.columns:
-                chunk, units = partial(_as_columns, m, value), partial(_unit_columns_at, m)
+                chunk, root = partial(_as_columns, m, value), m.sqrt().unsqueeze(0)
                 stages = plan.columns[position, index]
-                carry(graph, stages, chunk, units, collector, ended=ended)
+                carry(graph, stages, chunk, root, collector, ended=ended)
                 outs[index] = None
         if all(out is None for out in outs):
             return ()
@@ -63,14 +64,6 @@ def pull_mixed(
         return arriving(node, diagonals_below(node, outs))
 
     go_back(graph.sample_nodes, range(len(graph.sample_nodes)), at, visit)
-
-
-def _unit_columns_at(m: Tensor, where: tuple[slice, ...]) -> Tensor:
-    """The columns sqrt(m_j) e_j of the features j of some pixels, [C, N, C, *pixels]."""
-    root = m[(..., *where)].sqrt()
-    channels = root.shape[1]
-    unit = torch.eye(channels, dtype=m.dtype, device=m.device)
-    return unit.reshape(channels, 1, channels, *(1,) * (m.dim() - 2)) * root
 
 
 def _as_columns(m: Tensor, value: Value, first: int, last: int) -> Tensor:

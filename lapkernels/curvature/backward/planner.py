@@ -17,6 +17,7 @@ from lapkernels.curvature.backward.chains import chains
 from lapkernels.curvature.backward.cost import (
     CALL,
     Load,
+    Local,
     Shared,
     cheapest,
     column_cost,
@@ -24,6 +25,7 @@ from lapkernels.curvature.backward.cost import (
     widest,
 )
 from lapkernels.curvature.backward.layout import Layout, local_layout, tile_count
+from lapkernels.curvature.backward.start import Start, window_start
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.ops.serving import choice
@@ -66,11 +68,11 @@ def plan_diagonal(graph: Graph) -> Plan:
 
 @once_per_graph
 def plan_mixed(
-    graph: Graph, threshold: float, budget: int, count: int | None, per_pixel: int
+    graph: Graph, threshold: float, budget: int, count: int | None, local: Local | None
 ) -> Plan:
     """A plan for columns at values of at most ``threshold`` features, a diagonal elsewhere.
 
-    M starts as ``count`` columns, ``per_pixel`` at each pixel, or as a diagonal if that is None.
+    M starts as ``count`` columns, which may be ``local``, or as a diagonal if that is None.
     """
     nodes, output = graph.sample_nodes, graph.trace.output
     reached: set[int] = set()
@@ -78,19 +80,19 @@ def plan_mixed(
     def narrow(value: Value) -> bool:
         return value.samples is not None and value.features <= threshold
 
-    def stages(start: Value, count: int, last: int, per_pixel: int) -> tuple[Stage, ...]:
+    def stages(start: Value, count: int, last: int, local: Local | None) -> tuple[Stage, ...]:
         made = [value for node in nodes[:last] for value in node.outputs]
         ends = tuple(value for value in made if value is not start and not narrow(value))
         section = Section(0, last, start, ends=ends)
         for _, node in section.passed(graph):
             reached.update(id(value) for value in node.wanted_inputs if value in ends)
-        return _stages(graph, section, Load(count, budget, per_pixel=per_pixel, compress=True))
+        return _stages(graph, section, Load(count, budget, local=local, compress=True))
 
     first: tuple[Stage, ...] = ()
     if count is None:
         reached.add(id(output))
     else:
-        first = stages(output, count, len(nodes), per_pixel)
+        first = stages(output, count, len(nodes), local)
     diagonal: list[int] = []
     columns: dict[tuple[int, int], tuple[Stage, ...]] = {}
     for position in reversed(range(len(nodes))):
@@ -102,10 +104,8 @@ def plan_mixed(
         arrived = [value for value in node.outputs if id(value) in reached]
         for value in arrived if not widens else ():
             if narrow(value):
-                index, pixels = node.outputs.index(value), 0
-                if len(value.shape) > 2:
-                    pixels = value.shape[1]
-                columns[position, index] = stages(value, value.features, position + 1, pixels)
+                index = node.outputs.index(value)
+                columns[position, index] = stages(value, value.features, position + 1, Local())
         if any(widens or not narrow(value) for value in arrived):
             diagonal.append(position)
             reached.update(map(id, node.wanted_inputs))
@@ -114,32 +114,35 @@ def plan_mixed(
 
 def _stages(graph: Graph, section: Section, load: Load) -> tuple[Stage, ...]:
     """The cheapest stages for columns from a section's entry to the parameters."""
-    layout = None
-    if load.per_pixel and choice("windows") is not False:
-        layout = local_layout(graph, section)
-    windows, taken = cheapest(graph, section, load, layout)
+    start = None
+    if load.local is not None and choice("windows") is not False:
+        start = window_start(graph, section, load.local.dim)
+    windows, taken = cheapest(graph, section, load, start)
     if not windows:
-        load = replace(load, per_pixel=0)
+        start = None
     found: list[Stage] = []
     entry, last = section.entry, section.last
     for cut in [*taken, None]:
         first, exit = (0, None) if cut is None else (cut.position, cut.value)
         part = Section(first, last, entry, exit, section.ends)
-        layout = local_layout(graph, part) if load.per_pixel else None
-        if layout is None:
+        layout = None if start is None else local_layout(graph, start.section(part))
+        if start is None or layout is None:
             stage = _columns_stage(graph, part, load, triangular=bool(found))
         else:
-            stage = _windows_stage(graph, part, load, layout)
+            stage = _windows_stage(graph, start.section(part), load, start, layout)
         found.append(stage)
         if cut is not None:
             entry, last = cut.value, cut.position
             shared = load.shared and cut.position in stage.once
-            load = replace(load, count=cut.value.features, shared=shared, per_pixel=0)
+            load, start = replace(load, count=cut.value.features, shared=shared), None
     return tuple(found)
 
 
-def _windows_stage(graph: Graph, section: Section, load: Load, layout: Layout) -> Stage:
-    at_pixel = load.per_pixel * section.entry.shape[0]
+def _windows_stage(
+    graph: Graph, section: Section, load: Load, start: Start, layout: Layout
+) -> Stage:
+    assert load.local is not None
+    at_pixel = load.local.per_pixel(start) * section.entry.shape[0]
     step = layout.pixels(at_pixel * section.entry.dtype.itemsize, load.budget)
     calls = CALL * tile_count(section.entry.shape[2:], layout.multiple, step)
     passed = [position for position, _ in section.passed(graph)]
@@ -147,7 +150,7 @@ def _windows_stage(graph: Graph, section: Section, load: Load, layout: Layout) -
     whole = sum(load.count * column_cost(graph, p) for p in passed)
     reason = f"{cost:.2g} multiply-adds as windows, {whole:.2g} as images"
     entries = 3 * layout.entries * at_pixel * step
-    return Stage(section, "windows", load.count, step, cost, entries, reason, layout)
+    return Stage(section, "windows", load.count, step, cost, entries, reason, layout, start)
 
 
 def _columns_stage(graph: Graph, section: Section, load: Load, *, triangular: bool) -> Stage:

@@ -48,12 +48,15 @@ def pull_windows(
     count, size = section.entry.shape[0], section.entry.shape[2:]
     walk = WindowWalk(graph, section)
     for tile, where in tiles(count, size, layout.multiple, step):
-        part = local(where).flatten(3)  # [J, N, C, pixels]
-        ones = (1,) * len(size)
-        s = part.permute(0, 2, 1, 3).flatten(2).reshape(len(part), -1, *ones, tile.lanes.size)
-        at_exit = walk.pull(tile, s, collector, ended)
+        at_exit = walk.pull(tile, as_lanes(local(where), len(size)), collector, ended)
         if at_exit is not None:
             yield at_exit
+
+
+def as_lanes(columns: Tensor, dims: int) -> Tensor:
+    """Columns [J, N, C, *pixels] as windows of one pixel, [J, C, 1.., L]."""
+    s = columns.flatten(3).permute(0, 2, 1, 3).flatten(2)
+    return s.reshape(*s.shape[:2], *(1,) * dims, -1)
 
 
 class WindowWalk:

@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.backward.carry import Plan, at_pixels, autograd_columns, carry
+from lapkernels.curvature.backward.carry import Plan, autograd_columns, carry
 from lapkernels.curvature.backward.columns import Collector, pull_columns
-from lapkernels.curvature.backward.cost import Load
+from lapkernels.curvature.backward.cost import Load, Local
 from lapkernels.curvature.backward.planner import (
     columns_at_once,
     plan_autograd,
@@ -37,7 +37,7 @@ from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.replay import KeepsGraph, recorded
 from lapkernels.curvature.recording.run import record, unrecorded
 from lapkernels.curvature.recording.run_model import Subject, call_model
-from lapkernels.likelihoods import Columns, Likelihood
+from lapkernels.likelihoods import Columns, Likelihood, LocalColumns
 
 T = TypeVar("T")
 Route = Literal["auto", "rules", "autograd"]
@@ -85,15 +85,20 @@ class Pass:
         return replace(self, kept=entries)
 
     def plan(
-        self, count: int, *, shared: bool = False, per_pixel: int = 0, compress: bool = False
+        self,
+        count: int,
+        *,
+        shared: bool = False,
+        local: Local | None = None,
+        compress: bool = False,
     ) -> Plan:
         """The plan for the columns of a ``Load``."""
         if self.by_autograd:
             return plan_autograd(self.graph, count)
-        load = Load(count, self.allowed, shared, per_pixel, compress, self.kept or 0)
+        load = Load(count, self.allowed, shared, local, compress, self.kept or 0)
         return plan_columns(self.graph, load)
 
-    def plan_quadratic(self, columns: Columns, local: Tensor | None) -> Plan:
+    def plan_quadratic(self, columns: Columns, local: LocalColumns | None) -> Plan:
         """The same for sums that are quadratic in the columns, which may be windows or compressed.
 
         Compressed columns differ between parameters, so a collector that keeps columns gets plain
@@ -101,8 +106,9 @@ class Pass:
         """
         if self.kept is not None:
             return self.plan(columns.count, shared=columns.shared)
-        pixels = 0 if local is None else len(local)
-        return self.plan(columns.count, shared=columns.shared, per_pixel=pixels, compress=True)
+        return self.plan(
+            columns.count, shared=columns.shared, local=_described(local), compress=True
+        )
 
     def mixed_start(self, likelihood: Likelihood, threshold: float) -> Columns | Tensor:
         """M at the output: columns if it is narrow and its entries depend on each other."""
@@ -115,10 +121,9 @@ class Pass:
     def plan_mixed(self, start: Columns | Tensor, threshold: float) -> Plan:
         """The plan for M, which starts as columns or as a diagonal."""
         if isinstance(start, Tensor):
-            return plan_mixed(self.graph, threshold, self.allowed, None, 0)
-        local = start.local()
-        pixels = 0 if local is None else len(local)
-        return plan_mixed(self.graph, threshold, self.allowed, start.count, pixels)
+            return plan_mixed(self.graph, threshold, self.allowed, None, None)
+        local = _described(start.local())
+        return plan_mixed(self.graph, threshold, self.allowed, start.count, local)
 
     def pull(self, count: int, chunk: Callable[[int, int], Tensor], collector: Collector) -> None:
         """Pull ``count`` columns, made by ``chunk(first, last)``, back to the parameters."""
@@ -130,11 +135,16 @@ class Pass:
         local = None if self.by_autograd or self.kept is not None else columns.local()
         stages = self.plan_quadratic(columns, local).stages
         finish = self.kept is not None
-        carry(self.graph, stages, columns.chunk, at_pixels(local), collector, finish=finish)
+        root = None if local is None else local.root
+        carry(self.graph, stages, columns.chunk, root, collector, finish=finish)
 
     def pull_together(self, s: Tensor, collector: Collector) -> None:
         """Pull columns [V, *output] back; a collector gets all V at once at a parameter."""
         (autograd_columns if self.by_autograd else pull_columns)(self.graph, s, collector)
+
+
+def _described(local: LocalColumns | None) -> Local | None:
+    return None if local is None else Local(len(local.root), local.dim)
 
 
 def passes(

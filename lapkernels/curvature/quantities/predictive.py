@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.backward.cost import Local
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import plain
 from lapkernels.curvature.passes.explain import explain_plan
@@ -63,9 +64,8 @@ def predictive_variance(
     options = (memory_budget, progress, route)
     for one, chosen, total in _passes(model, x, variance, outputs, output, *options):
         shape, count = one.prediction.shape[1:], chosen.shape[1]
-        f = one.prediction
-        channels = f.shape[1] if total.takes_windows and f.dim() > 2 else 0
-        plan = one.plan(count, per_pixel=channels if outputs is None else min(1, channels))
+        local = Local(some=outputs is not None) if total.takes_windows else None
+        plan = one.plan(count, local=local)
         if explain and not parts:
             print(explain_plan(one, plan))
         (stage,) = plan.stages

@@ -12,7 +12,7 @@ from torch import Tensor
 from lapkernels.curvature.backward.carry import Stage
 from lapkernels.curvature.backward.columns import Collector
 from lapkernels.curvature.backward.layout import Tile, tiles
-from lapkernels.curvature.backward.windows import WindowWalk
+from lapkernels.curvature.backward.windows import WindowWalk, as_lanes
 from lapkernels.curvature.passes.passes import Pass
 from lapkernels.ops.base.chunks import slices
 from lapkernels.rules.windows.lanes import Points
@@ -35,33 +35,43 @@ def local_sums(one: Pass, stage: Stage, outputs: Tensor | None, total: LaneSum) 
 
 
 def _everywhere(one: Pass, stage: Stage, total: LaneSum) -> Tensor:
-    f, layout = one.prediction, stage.layout
-    assert layout is not None
-    count, channels, *size = f.shape
+    f, layout, start = one.prediction, stage.layout, stage.start
+    assert layout is not None and start is not None
+    root = start.root(one.graph, torch.ones_like(f).unsqueeze(0))
     walks = WindowWalk(one.graph, stage.section)
-    units = torch.eye(channels, dtype=f.dtype, device=f.device)
-    units = units.reshape(channels, channels, *(1,) * len(size), 1)
-    result = torch.empty_like(f)
-    for tile, where in tiles(count, size, layout.multiple, stage.step):
-        total.result = f.new_zeros(count, channels * tile.lanes.pixels)
-        walks.pull(tile, units.expand(*units.shape[:-1], tile.lanes.size), total)
-        part = result[(..., *where)]
+    size = root.shape[3:]
+    image = root.new_empty(root.shape[1:])
+    for tile, where in tiles(one.count, size, layout.multiple, stage.step):
+        columns = start.columns(root, where)
+        total.result = f.new_zeros(one.count, len(columns) * tile.lanes.pixels)
+        walks.pull(tile, as_lanes(columns, len(size)), total)
+        part = image[(..., *where)]
         part.copy_(total.result.reshape(part.shape))
+    there = start.index >= 0
+    result = torch.empty_like(f)
+    result.flatten(1)[:, start.index[there]] = image[:, there]
     return result
 
 
 def _at_points(one: Pass, stage: Stage, outputs: Tensor, total: LaneSum) -> Tensor:
-    f, layout = one.prediction, stage.layout
-    assert layout is not None
-    count, channels, *size = f.shape
+    f, layout, start = one.prediction, stage.layout, stage.start
+    assert layout is not None and start is not None
+    root = start.root(one.graph, torch.ones_like(f).unsqueeze(0))[0]
+    channels, *size = root.shape[1:]
     walks = WindowWalk(one.graph, stage.section)
+    entry = start.index.new_empty(f.shape[1:].numel())
+    there = (start.index >= 0).flatten()
+    entry[start.index.flatten()[there]] = there.nonzero().flatten()
+    outputs = entry[outputs]  # flat entries of the image
     at = torch.stack(torch.unravel_index(outputs % prod(size), tuple(size)), -1)  # [N, k, dims]
     result = f.new_empty(outputs.shape)
     for residue, index, valid in _by_residue(at, layout.multiple, stage.step):
         grid = at.gather(1, index.unsqueeze(2).expand(-1, -1, len(size)))
         lanes = Points((grid - grid.new_tensor(residue)) // grid.new_tensor(layout.multiple))
-        channel = (outputs // prod(size)).gather(1, index).reshape(1, 1, -1)
-        s = f.new_zeros(1, channels, lanes.size).scatter_(1, channel, 1.0)
+        flat = outputs.gather(1, index)
+        channel = (flat // prod(size)).reshape(1, 1, -1)
+        entries = root.flatten(1).gather(1, flat).reshape(1, 1, -1)
+        s = f.new_zeros(1, channels, lanes.size).scatter_(1, channel, entries)
         total.result = f.new_zeros(index.shape)
         tile = Tile(residue, (0,) * len(size), lanes)
         walks.pull(tile, s.reshape(1, channels, *(1,) * len(size), -1), total)

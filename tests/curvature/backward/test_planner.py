@@ -16,6 +16,7 @@ import lapkernels as lk
 from lapkernels.curvature.backward import carry, columns, diagonal, mixed, windows
 from lapkernels.curvature.backward.carry import Plan, Stage
 from lapkernels.curvature.backward.chains import Chain
+from lapkernels.curvature.backward.cost import Local
 from lapkernels.curvature.backward.planner import plan_diagonal
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.passes.explain import explain_plan
@@ -150,8 +151,7 @@ def mixed_of(threshold: float) -> Callable[[Pass, dict[str, nn.Parameter]], Plan
 
 
 def predictive(one: Pass, chosen: dict[str, nn.Parameter]) -> Plan:
-    f = one.prediction
-    return one.keeping().plan(f[0].numel(), per_pixel=f.shape[1] if f.dim() > 2 else 0)
+    return one.keeping().plan(one.prediction[0].numel(), local=Local())
 
 
 def variances(model: nn.Module, x: Tensor) -> Tensor:
