@@ -26,6 +26,7 @@ class ConstantPad(Local):
     """Constant padding; negative padding crops."""
 
     def __init__(self, call: Call, x: Operand, pad: Sequence[int], value: float = 0) -> None:
+        self.sides = list(pad)
         rank, back = len(x.shape), [-size for size in pad]
         dims = [rank - 1 - i // 2 for i, size in enumerate(pad) if size != 0]
         super().__init__(call, x, dims, lambda s: aten.constant_pad_nd(s, back))
@@ -37,6 +38,8 @@ class CopiedPad(Local):
 
     def __init__(self, call: Call, x: Operand, padding: Sequence[int]) -> None:
         spatial, shape, sides = _COPIED[call.name], x.shape, list(padding)
+        self.spatial, self.sides = spatial, sides
+        self.mode = "reflect" if "reflection" in call.name else "replicate"
         name = call.name.removeprefix("aten::") + "_backward"
         back: Callable[..., Tensor] = getattr(aten, name)
 

@@ -71,6 +71,7 @@ class PixelShuffle(Local):
 
     def __init__(self, call: Call, x: Operand, factor: int) -> None:
         rank, up = len(x.shape), call.name == "aten::pixel_shuffle"
+        self.factor, self.up = factor, up
         back = aten.pixel_unshuffle if up else aten.pixel_shuffle
         super().__init__(call, x, range(rank - 3, rank), lambda s: back(s, factor))
 

@@ -93,11 +93,11 @@ class Interpolated(Resize):
 
     def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor:
         for d in range(self.spatial):
-            a = self._matrix(d, m).square()
+            a = self.matrix(d, m).square()
             m = (m.movedim(2 + d, -1) @ a).movedim(-1, 2 + d)
         return m
 
-    def _matrix(self, d: int, like: Tensor) -> Tensor:
+    def matrix(self, d: int, like: Tensor) -> Tensor:
         """A_d: unit vectors along dimension d, constant along the others, whose rows sum to one."""
         sizes = self.shape[2:]
         unit = torch.eye(sizes[d], dtype=like.dtype, device=like.device)

@@ -76,6 +76,7 @@ class Reshape(Movement):
 
     def __init__(self, call: Call, x: Operand, *args: Any, **kwargs: Any) -> None:
         old, new = x.shape, tuple(call.out.shape)
+        self.same = old == new
         super().__init__(
             *(call, x, lambda where: where.reshaped(old, new)),
             *(lambda s: s.reshape(s.shape[0], *old), lambda tensor: tensor.reshape(new)),
@@ -88,6 +89,7 @@ class Copy(Movement):
 
     def __init__(self, call: Call, x: Operand, **kwargs: Any) -> None:
         dtype = x.tensor.dtype
+        self.same = call.out.dtype == dtype
         super().__init__(call, x, lambda where: where, lambda s: s.to(dtype))
 
 
@@ -130,6 +132,9 @@ class Part(Movement):
         self.dim = dim % len(x.shape)
         self.select = call.name == "aten::select"
         self.where = where
+        # Of a slice: its first entry, one behind its last, and the step.
+        ends = slice(*[*where, None, None, None][:3])
+        self.range = (0, 1, 1) if self.select else ends.indices(x.shape[self.dim])
         whole = call.out.shape == x.tensor.shape
 
         def place(samples: Samples) -> Samples:

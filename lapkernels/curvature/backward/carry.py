@@ -46,10 +46,10 @@ class Stage:
     """``count`` columns that pass a section together.
 
     ``step`` of them go at a time, or those that start at so many pixels if they are windows, which
-    ``layout`` places; these ``start`` at an image behind the columns' own entry. At the nodes ``once`` they are the same for all samples. ``scaled`` has, by
-    the position of an activation, the layer whose weight is scaled by its derivative. Columns that
-    were compressed are a ``triangular`` matrix. ``cost`` is in multiply-adds, ``entries`` are the
-    numbers alive at a time.
+    ``layout`` places; these ``start`` at an image behind the columns' own entry. At the nodes
+    ``once`` columns are the same for all samples. ``scaled`` has, by the position of an activation,
+    the layer whose weight is scaled by its derivative. Columns that were compressed are a
+    ``triangular`` matrix. ``cost`` is in multiply-adds, ``entries`` are the numbers alive at once.
     """
 
     section: Section

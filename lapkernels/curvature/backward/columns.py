@@ -24,7 +24,8 @@ from lapkernels.rules.affine import linear_matrix
 from lapkernels.rules.base.shared import Scaled, is_shared
 from lapkernels.rules.elementwise import FromOutput
 from lapkernels.rules.shape import Movement, Permute
-from lapkernels.rules.windows.window import Window, derivatives
+from lapkernels.rules.windows.below import derivatives
+from lapkernels.rules.windows.window import Window
 
 T = TypeVar("T")
 # Columns at uses of parameters that have other uses: the node, its operand, and the columns.

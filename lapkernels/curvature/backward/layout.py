@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 
+from torch import Tensor
+
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.ops.serving import choice
 from lapkernels.rules.affine import Convolution
 from lapkernels.rules.elementwise import Sum
+from lapkernels.rules.windows.below import POINTWISE, place_below
 from lapkernels.rules.windows.lanes import Grid, Lanes, Place
-from lapkernels.rules.windows.window import POINTWISE, NotAligned, place_below
+from lapkernels.rules.windows.window import NotAligned
 
 
 @dataclass(frozen=True)
@@ -38,12 +41,14 @@ class Layout:
         cls, graph: Graph, section: Section, multiple: tuple[int, ...], residue: tuple[int, ...]
     ) -> Layout:
         start = Place(multiple, residue, (1,) * len(multiple))
+        like, size = graph.trace.prediction, section.entry.shape[2:]
+        extent = [-(-(n - r) // m) for n, r, m in zip(size, residue, multiple, strict=True)]
         places: dict[int, Place | None] = {id(section.entry): start}
         passed: set[int] = set()
         most = small = large = 0
         for position, node in section.passed(graph):
             place = places.get(id(node.outputs[0]))
-            below = None if place is None else _below(node, place)
+            below = None if place is None else _below(node, place, extent, like)
             if below is not None:
                 passed.add(position)
             live = 0
@@ -90,11 +95,11 @@ def local_layout(graph: Graph, section: Section) -> Layout | None:
     return layout if layout.saving > 1 or choice("windows") else None
 
 
-def _below(node: Node, place: Place) -> Place | None:
+def _below(node: Node, place: Place, extent: Sequence[int], like: Tensor) -> Place | None:
     broadcast = any(value.shape != node.outputs[0].shape for value in node.wanted_inputs)
     if broadcast and isinstance(node.rule, (*POINTWISE, Sum)):
         return None
-    return place_below(node.rule, place)
+    return place_below(node.rule, place, extent, like)
 
 
 def _joined(places: dict[int, Place | None], value: Value, below: Place | None) -> Place | None:

@@ -18,7 +18,7 @@ from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules.base.samples import Samples
 from lapkernels.rules.shape import Movement
-from lapkernels.rules.windows.window import POINTWISE
+from lapkernels.rules.windows.below import POINTWISE
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,9 @@ from lapkernels.curvature.backward.columns import (
 from lapkernels.curvature.backward.layout import Layout, Tile, layout_of, tiles
 from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.rules.windows.below import POINTWISE, derivatives, windows_below
 from lapkernels.rules.windows.lanes import Place
-from lapkernels.rules.windows.window import POINTWISE, Window, derivatives, windows_below
+from lapkernels.rules.windows.window import Window
 
 # Makes the columns [J, N, C, *pixels] of some pixels, column (j, pixel) at that pixel.
 AtPixels = Callable[[tuple[slice, ...]], Tensor]

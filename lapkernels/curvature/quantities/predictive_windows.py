@@ -48,7 +48,7 @@ def _everywhere(one: Pass, stage: Stage, total: LaneSum) -> Tensor:
         part = image[(..., *where)]
         part.copy_(total.result.reshape(part.shape))
     there = start.index >= 0
-    result = torch.empty_like(f)
+    result = f.new_empty(f.shape)
     result.flatten(1)[:, start.index[there]] = image[:, there]
     return result
 
@@ -67,7 +67,8 @@ def _at_points(one: Pass, stage: Stage, outputs: Tensor, total: LaneSum) -> Tens
     result = f.new_empty(outputs.shape)
     for residue, index, valid in _by_residue(at, layout.multiple, stage.step):
         grid = at.gather(1, index.unsqueeze(2).expand(-1, -1, len(size)))
-        lanes = Points((grid - grid.new_tensor(residue)) // grid.new_tensor(layout.multiple))
+        grid = (grid - grid.new_tensor(residue)) // grid.new_tensor(layout.multiple)
+        lanes = Points(grid.clamp_min_(0))
         flat = outputs.gather(1, index)
         channel = (flat // prod(size)).reshape(1, 1, -1)
         entries = root.flatten(1).gather(1, flat).reshape(1, 1, -1)

@@ -60,6 +60,11 @@ class Lanes(ABC):
         """The number of pixels of each sample."""
 
     @property
+    @abstractmethod
+    def extent(self) -> tuple[int, ...]:
+        """A size of the grid that contains all pixels."""
+
+    @property
     def size(self) -> int:
         """L."""
         return self.count * self.pixels
@@ -101,6 +106,10 @@ class Grid(Lanes):
     def pixels(self) -> int:
         return prod(self.shape)
 
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return self.shape
+
     def starts(self, d: int, device: torch.device) -> Tensor:
         after = (1,) * (len(self.shape) - 1 - d)
         index = torch.arange(self.shape[d], device=device).reshape(-1, *after)
@@ -129,6 +138,10 @@ class Points(Lanes):
     @property
     def pixels(self) -> int:
         return self.at.shape[1]
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        return tuple((self.at.flatten(0, 1).amax(0) + 1).tolist())
 
     def starts(self, d: int, device: torch.device) -> Tensor:
         return self.at[:, :, d]

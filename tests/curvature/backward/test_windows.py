@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
+from lapkernels.curvature.passes.passes import passes
+from lapkernels.likelihoods import Categorical, Gaussian
 from lapkernels.ops.serving import forced
 from lapkernels.rules.windows.window import Window
 from tests.curvature import op_oracle, oracle
@@ -96,7 +99,7 @@ class Excited(nn.Module):
         return self.head(h * self.scale(mean).sigmoid() + self.shift(mean))
 
 
-def five() -> nn.Module:
+def five() -> nn.Sequential:
     layers = [nn.Conv2d(2, 3, 3, padding=1), nn.Tanh(), nn.Conv2d(3, 2, 3, padding=1), nn.Tanh()]
     return nn.Sequential(*layers, nn.Conv2d(2, 2, 3, padding=1))
 
@@ -153,6 +156,83 @@ def autoencoder() -> nn.Module:
     )
 
 
+class Permuted(nn.Module):
+    """An image with channels last and an activation behind the permutation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Conv2d(2, 3, 3, padding=1), nn.Conv2d(3, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.first(x).tanh()).permute(0, 2, 3, 1).sigmoid().flatten(1, 2)
+
+
+class Cropped(nn.Module):
+    """A padded and a cropped image are joined; the result is cropped, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.inner = nn.Conv2d(2, 3, 3, padding=2), nn.Conv2d(3, 3, 3)
+        self.last = nn.Conv2d(6, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        inner = nn.functional.pad(self.inner(h).tanh(), (1, -1, 0, 2))
+        both = torch.cat([h[:, :, 1:-1, :-2][:, :, : inner.shape[2]], inner[:, :, 1:-1]], 1)
+        both = torch.cat([both[:, 1:4], both], 1)[:, :6]
+        return self.last(both)[:, :, 1:, :-1].flip(3)
+
+
+def reshuffled() -> nn.Module:
+    return nn.Sequential(
+        *(nn.Conv2d(2, 2, 3, padding=1), nn.PixelUnshuffle(2), nn.Tanh(), nn.Conv2d(8, 4, 1)),
+        *(nn.PixelShuffle(2), nn.Tanh(), nn.Conv2d(1, 4, 3, padding=1), nn.PixelShuffle(2)),
+    )
+
+
+def padded(mode: Any, pad: int = 1) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        size = 2 * pad + 1
+        layers: list[nn.Module] = []
+        for a, b, stride in ((2, 3, 1), (3, 2, 2), (2, 2, 1)):
+            layers += [nn.Conv2d(a, b, size, stride, pad, padding_mode=mode), nn.Tanh()]
+        return nn.Sequential(*layers[:-1])
+
+    return build
+
+
+def far_padded() -> nn.Module:
+    """Windows that lie in the padding alone, and uneven padding."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.ReflectionPad2d((4, 1, 0, 3))),
+        *(nn.Conv2d(2, 2, 2, stride=(1, 2)), nn.Tanh(), nn.ReplicationPad2d((0, 4, 5, 2))),
+        *(nn.Conv2d(2, 2, 3), nn.Flatten()),
+    )
+
+
+def interpolated(**options: Any) -> Callable[[], nn.Module]:
+    def build() -> nn.Module:
+        return nn.Sequential(
+            *(nn.Conv2d(1, 2, 3, padding=1), nn.Tanh(), nn.Upsample(**options)),
+            *(nn.Conv2d(2, 2, 3, padding=1), nn.Tanh(), nn.Conv2d(2, 1, 3, padding=1)),
+        )
+
+    return build
+
+
+# Those whose convolutions all have windows.
+LOCAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "flattened": (lambda: nn.Sequential(*five(), nn.Flatten()), (2, 2, 9, 12)),
+    "permuted": (Permuted, (2, 2, 7, 6)),
+    "cropped": (Cropped, (1, 2, 12, 11)),
+    "reshuffled": (reshuffled, (2, 2, 8, 10)),
+    "reflect": (padded("reflect"), (2, 2, 12, 14)),
+    "replicate": (padded("replicate", 2), (2, 2, 16, 17)),
+    "far-padded": (far_padded, (1, 1, 12, 22)),
+    "bilinear": (interpolated(scale_factor=2, mode="bilinear"), (2, 1, 9, 8)),
+    "bilinear-3": (interpolated(size=(18, 24), mode="bilinear"), (1, 1, 6, 8)),
+    "bicubic": (interpolated(scale_factor=2, mode="bicubic"), (1, 1, 11, 12)),
+}
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "five": (five, (2, 2, 9, 7)),
     "strided": (strided, (2, 3, 10, 8)),
@@ -169,6 +249,7 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "pools": (pools, (2, 1, 12, 14)),
     "uneven-upsampling": (uneven_upsampling, (2, 1, 6, 5)),
     "autoencoder": (autoencoder, (2, 1, 10, 10)),
+    **LOCAL,
 }
 
 
@@ -289,6 +370,31 @@ def test_kronecker_factors_and_blocks_take_windows_too(
             found = lk.blocks(model, x, by=by)
         for name in blocks:
             torch.testing.assert_close(found[name], blocks[name], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", LOCAL)
+def test_locality_survives(name: str) -> None:
+    """Columns come as windows to every convolution."""
+    build, shape = LOCAL[name]
+    model, x = build(), torch.randn(shape)
+    _, found = passes(model, x)
+    (one,) = found
+    with forced(windows=True, compressed=False):
+        columns = Gaussian().columns(one.prediction)
+        (stage,) = one.plan_quadratic(columns, columns.local()).stages
+    layers = [p for p, node in stage.passed(one.graph) if node.rule.uses]
+    assert {stage.route(position) for position in layers} == {"windows"}
+
+
+@pytest.mark.parametrize("dim", [1, 2, -1])
+def test_classes_in_any_dimension(dim: int) -> None:
+    """Rows of the result are sets of classes that come from one pixel, or not."""
+    model, x = Permuted().double(), torch.randn(2, 2, 7, 6, dtype=torch.float64)
+    likelihood = Categorical(dim=dim)
+    with forced(windows=False, compressed=False):
+        plain = lk.diag(model, x, likelihood)
+    with forced(windows=True):
+        assert_same(lk.diag(model, x, likelihood), dict(plain))
 
 
 def test_windows_grow_by_the_receptive_field(capsys: pytest.CaptureFixture[str]) -> None:
