@@ -42,6 +42,16 @@ def trained(images: Labelled, epochs: int) -> tuple[nn.Module, torch.optim.Optim
     return model.eval(), optimizer
 
 
+def best_of_grid(la: lk.Laplace, validation: Labelled) -> None:
+    """Set the precision of the grid with the largest log-likelihood of the validation data."""
+    x, y = validation
+
+    def score(precision: float) -> float:
+        return float(la.set_prior(precision).predict(x).log_likelihood(y).sum())
+
+    la.set_prior(max(GRID, key=score))
+
+
 def methods(
     images: Labelled, validation: Labelled, epochs: int
 ) -> dict[str, Callable[[Tensor], Tensor]]:
@@ -52,11 +62,11 @@ def methods(
         q = lk.L2M.from_optimizer(
             optimizer, model, "categorical", data_size=len(images[0]), batch_size=BATCH
         )
-        q.tune(by="validation", data=validation, grid=GRID)
+        best_of_grid(q, validation)
         nets.append(model)
         posteriors.append(q)
     fisher = lk.Laplace(nets[0], "categorical", "diag", "empirical").fit(images)
-    fisher.tune(by="validation", data=validation, grid=GRID)
+    best_of_grid(fisher, validation)
     first, mixture = posteriors[0], lk.Mixture(posteriors)
 
     def plain(model: nn.Module) -> Callable[[Tensor], Tensor]:

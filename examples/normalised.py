@@ -96,7 +96,7 @@ def run(
     la = lk.Laplace(model, "classification", "full").fit(train)
     for place, by in EVIDENCE.items():
         for name, prior in (("single", 1.0), ("multiple", lk.Prior.normalised(model, x))):
-            la.set_prior(prior).tune(by, [train], steps=tuning, tolerance=1e-3)
+            la.set_prior(prior).tune([train], by=by, steps=tuning, tolerance=1e-3)
             nll = -float(la.predict(test[0]).log_likelihood(test[1]).mean())
             found[f"evidence at {place}, {name} λ"] = nll
     print(kind, seed, *(f"{value:.3f}" for value in found.values()), flush=True)

@@ -176,7 +176,7 @@ def reconstruct(seed: int, steps: int, draws: int) -> dict[str, Reconstruction]:
     width = max(WIDTHS, key=scored)
     la.set_prior(of_width(model, prior, width))
     found = {"Laplace, prior chosen aside": reconstruction()}
-    la.tune("linearised", [(z, y)], noise=False, steps=20, tolerance=1e-3)
+    la.tune([(z, y)], by="linearised", noise=False, steps=20, tolerance=1e-3)
     found["Laplace, prior by evidence"] = reconstruction()
 
     def dropped(rate: float) -> Tensor:

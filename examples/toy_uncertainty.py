@@ -143,7 +143,7 @@ def mackay(ax: Any, steps: int) -> str:
                 model, lambda v=variance, m=model: (m(x) - y).square().sum() / (2 * v), alpha, steps
             )
             la = lk.Laplace(model, lk.likelihoods.Gaussian(variance), "full", prior=alpha)
-            la.fit((x, y)).tune("mackay")
+            la.fit((x, y)).tune(by="mackay")
             alpha = float(la.prior.values[""])
             variance = float(la.likelihood.variance)  # pyright: ignore
         assert la is not None

@@ -35,7 +35,7 @@ def laplace(case: str, device: str) -> Callable[[], Any]:
 
     def run() -> Any:
         la = lk.Laplace(model, "categorical", structure, **options).fit(data)  # pyright: ignore[reportArgumentType]
-        la.tune(steps=5)
+        la.tune(by="evidence", steps=5)
         found = la.predict(new, joint=True)
         return [la.posterior.variance(), la.log_evidence(), found.covariance, found.probabilities]
 
@@ -50,10 +50,10 @@ def regression(device: str) -> Callable[[], Any]:
 
     def run() -> Any:
         la = lk.Laplace(model, "regression", "full", prior="layer").fit(data)
-        la.tune("linearised", data, steps=3)
+        la.tune(data, by="linearised", steps=3)
         entries = lk.Laplace(model, "regression", "diag", prior="entry").fit(data)
-        entries.tune("mackay", steps=5, noise=False)
-        entries.tune("validation", data, grid=[0.1, 1.0])
+        entries.tune(by="mackay", steps=5, noise=False)
+        entries.tune(data)
         mixture = lk.Mixture([entries, entries]).predict(new)
         found = la.predict(new)
         return [la.scale, found.variance, found.noise, mixture.mean, mixture.variance]

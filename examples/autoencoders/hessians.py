@@ -34,7 +34,7 @@ def kfac(recipe: models.Recipe, images: Images, seed: int) -> tuple[float, float
     """Post-hoc with Kronecker factors."""
     trained = models.plain(recipe, images, seed)
     la = lk.Laplace(trained.model, trained.likelihood, "kron", "mc")
-    la.fit([(x, x) for x in images.x.split(200)]).tune("evidence", noise=False)
+    la.fit([(x, x) for x in images.x.split(200)]).tune(by="evidence", noise=False)
     weights = la.sample(DRAWS, torch.Generator().manual_seed(seed))
     outputs = drawn_outputs(trained.model, weights, images.new_x)
     return *scores(outputs, trained, images.new_x), outputs[:, :3]

@@ -194,7 +194,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         )  # fmt: skip
         la.fit(_Reconstructions(data, self), progress=progress)
         if tune:
-            la.tune("evidence", noise=False)
+            la.tune(by="evidence", noise=False)
         assert la.measured is not None
         self._size = _number(float(self.data_size or la.measured.samples))
         self._prior, self._begun = _number(float(la.prior.values[""])), _number(1.0)

@@ -75,7 +75,7 @@ class _LaplaceEstimator(BaseEstimator):
         self.laplace_ = Laplace(
             network, online.likelihood, self.structure, "exact", prior=online.prior
         )
-        self.laplace_.fit((x, targets)).tune()
+        self.laplace_.fit((x, targets)).tune(by="evidence")
 
     def _inputs(self, rows: Array) -> Tensor:
         return torch.from_numpy((rows - self._center) / self._scale)

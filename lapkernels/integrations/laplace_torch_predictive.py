@@ -112,13 +112,15 @@ def _kronecker(la: KronLaplace, backend: LaplaceTorchBackend) -> list[Covariance
 class _MatrixEigenbasis(KroneckerEigenbasis):
     """Kronecker factors of a parameter as a matrix of its first dimension and all others."""
 
-    def of_share(self, share: Share, s: Tensor, joint: bool) -> Tensor | None:
+    def of_share(
+        self, share: Share, s: Tensor, joint: bool, weights: Tensor | None = None
+    ) -> Tensor | None:
         use, like = share.use, self.basis.values.reshape(self.basis.factors.shape)
         if not isinstance(use, WeightUse) or use.geometry.groups > 1:
             return None
         # Elsewhere a layer's matrix has another layout, so Jacobians are rotated.
         in_order = matrix_entries(share, like) is None
-        return super().of_share(share, s, joint) if in_order else None
+        return super().of_share(share, s, joint, weights) if in_order else None
 
 
 def _named(backend: LaplaceTorchBackend) -> list[tuple[str, nn.Parameter]]:

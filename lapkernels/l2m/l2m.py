@@ -33,7 +33,7 @@ class L2M(Laplace):
     """A :class:`lapkernels.Laplace` of structure diag, its curvature an optimiser's second moment.
 
     It predicts, samples, saves and loads likewise. Tuning by the evidence needs the likelihood of
-    the data, which no optimiser keeps: use ``tune(by="validation")``.
+    the data, which no optimiser keeps: use ``tune(held_out)``.
     """
 
     @classmethod

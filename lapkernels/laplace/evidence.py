@@ -68,7 +68,7 @@ class Evidence:
             if bool(counts.any()) and not bool(found[key].any()):
                 raise Refused(
                     f"{_parameters(prior, key)} are zero, so that the evidence grows with their "
-                    "prior precision without end: choose it by tune('validation', data) or "
+                    "prior precision without end: choose it by tune(held_out) or "
                     "set_prior, or train the model first"
                 )
         return found

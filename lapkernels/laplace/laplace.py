@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.data.batches import Output, batches_of
+from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
@@ -21,8 +22,19 @@ from lapkernels.curvature.data.contents import (
 from lapkernels.curvature.data.exchange import use_processes
 from lapkernels.curvature.errors import Refused
 from lapkernels.laplace import saved
+from lapkernels.laplace.choosing import (
+    WITHOUT_DATA,
+    Choice,
+    cautious,
+    choose,
+    nodes_below,
+    scaled,
+    separate_groups,
+    warn_of,
+)
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
+from lapkernels.laplace.held_out import curves_of
 from lapkernels.laplace.linearised import Optimum, Solver, find_optimum
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import How, Link, Prediction, predict
@@ -32,6 +44,7 @@ from lapkernels.laplace.structures import STRUCTURES, Subject
 from lapkernels.laplace.weights import check_weights
 from lapkernels.likelihoods import Gaussian, Likelihood, resolve
 
+By = Literal["held_out", "cautious", "evidence", "mackay", "linearised"]
 WORDS = {"ekfac": "kron_corrected", "gp": "function_space", "lowrank": "low_rank"}
 
 
@@ -41,7 +54,7 @@ class Laplace:
     .. code-block:: python
 
         la = lk.Laplace(model, "classification", structure="kron").fit(loader)
-        la.tune()
+        la.tune(held_out)  # batches that the network has not seen
         p = la.predict(x).probabilities
 
     ``structure`` is one of diag, kron, kron_corrected, blocks, full, low_rank, function_space and
@@ -86,6 +99,9 @@ class Laplace:
         self.scale = torch.ones((), dtype=torch.float64, device=device)
         self.measured: Measured | None = None
         self.optimum: Optimum | None = None
+        # What the logits are divided by, and what held-out data said of it.
+        self.temperature = 1.0
+        self.choice: Choice | None = None
         self._posterior: Posterior | None = None
 
     @property
@@ -180,33 +196,46 @@ class Laplace:
     @rolled_back
     def tune(
         self,
-        by: str = "evidence",
         data: Any = None,
         *,
+        by: str | None = None,
         noise: bool | None = None,
         steps: int = 100,
         tolerance: float = 1e-6,
-        grid: Any = None,
-        link: Link = "probit",
     ) -> Laplace:
         """Choose the prior precision of every group, and the noise of a regression.
 
-        - ``by="evidence"``: maximise the evidence by gradient;
+        ``la.tune(held_out)`` with batches (inputs, labels) that the network has not seen is the
+        one that makes predictions better. ``by`` is
+
+        - ``"held_out"``, the default with data: the largest predictive log-likelihood of ``data``
+          over precision, noise and ``temperature`` of the logits, in one pass over them;
+        - ``"cautious"``, the default without: the weakest prior that hardly widens predictions of
+          data like the training data;
+        - ``"evidence"``: maximise the evidence by gradient;
         - ``"mackay"``: MacKay's fixed point, which ends where the gradient of the evidence is zero;
         - ``"linearised"``: the evidence at the optimum θ★ of the linearised model, in
-          turns with θ★ itself until both converge; ``data`` are the training data;
-        - ``"validation"``: of the numbers in ``grid``, the one precision for all parameters with
-          the largest predictive log-likelihood on ``data``.
+          turns with θ★ itself until both converge; ``data`` are the training data.
         """
+        if isinstance(data, str):
+            raise TypeError(f"tune({data!r}): the way has a name, tune(by={data!r})")
         check_differentiation()
-        gaussian = isinstance(self.fitted_likelihood, Gaussian)
-        if noise and not gaussian:
-            raise ValueError(f"{type(self.fitted_likelihood).__name__} has no noise to tune")
-        if gaussian and noise is not False and self.method in ("empirical", "hessian"):
-            raise ValueError(
-                f"method {self.method!r} does not scale with the noise: tune with noise=False"
-            )
-        noise = gaussian if noise is None else noise
+        if by is None:
+            by = "cautious" if data is None else "held_out"
+            if data is None:
+                warnings.warn(WITHOUT_DATA, stacklevel=3)
+        check_choice("by", by, By)
+        noise = self._tunes_noise(noise)
+        if by in ("held_out", "linearised") and data is None:
+            which = "kept aside" if by == "held_out" else "it was fitted on"
+            raise ValueError(f"by={by!r} needs data: batches (inputs, labels) {which}")
+        if by in ("cautious", "held_out"):
+            measured = self._fitted()
+            found = cautious(self.posterior, self.prior, self.scale, measured, noise=noise)
+            self._retune(*found)
+            if by == "held_out":
+                self._tune_on(data, measured, noise)
+            return self
         if by == "evidence":
             found = by_gradient(self._evidence(), self.prior, self.scale, noise=noise, steps=steps)
             self._retune(*found)
@@ -216,16 +245,20 @@ class Laplace:
                 noise=noise, steps=steps, tolerance=tolerance,
             )  # fmt: skip
             self._retune(prior, scale)
-        elif by == "linearised":
-            self._tune_linearised(data, noise, steps, tolerance)
-        elif by == "validation":
-            self._tune_on(data, grid, link)
         else:
-            words = "'evidence', 'mackay', 'linearised' or 'validation'"
-            raise ValueError(f"by={by!r} must be {words}")
-        if by != "validation":
-            self._warn_of_unsettled(noise)
+            self._tune_linearised(data, noise, steps, tolerance)
+        self._warn_of_unsettled(noise)
         return self
+
+    def _tunes_noise(self, noise: bool | None) -> bool:
+        gaussian = isinstance(self.fitted_likelihood, Gaussian)
+        if noise and not gaussian:
+            raise ValueError(f"{type(self.fitted_likelihood).__name__} has no noise to tune")
+        if gaussian and noise is not False and self.method in ("empirical", "hessian"):
+            raise ValueError(
+                f"method {self.method!r} does not scale with the noise: tune with noise=False"
+            )
+        return gaussian if noise is None else noise
 
     def predict(
         self,
@@ -252,7 +285,7 @@ class Laplace:
             self.model, x, self.posterior, self.likelihood,
             how=how, link=link, joint=joint, outputs=outputs, samples=samples,
             generator=generator, output=self.output if output is None else output,
-            memory_budget=memory_budget,
+            memory_budget=memory_budget, temperature=self.temperature,
         )  # fmt: skip
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
@@ -327,30 +360,31 @@ class Laplace:
         if unsettled:
             warnings.warn(
                 f"no optimum of the evidence was found for {', '.join(unsettled)}: it may have "
-                "none but at zero or infinity. More steps= may find one; tune('validation', data) "
-                "and set_prior choose precisions without the evidence",
+                "none but at zero or infinity. More steps= may find one; tune(held_out) and "
+                "set_prior choose precisions without the evidence",
                 stacklevel=4,
             )
 
     def _retune(self, prior: Prior, scale: Tensor) -> None:
         self.prior, self.scale, self.optimum = prior, scale.detach(), None
+        self.temperature, self.choice = 1.0, None
         if self._posterior is not None:
             self._posterior = self._posterior.rescaled(prior.precision, self.scale)
 
-    def _tune_on(self, data: Any, grid: Any, link: Link) -> None:
-        """The number of ``grid`` with the largest predictive log-likelihood of ``data``."""
-        if data is None:
-            raise ValueError("by='validation' needs data: batches (inputs, labels) kept aside")
-        numbers = torch.logspace(-4, 4, 21, device="cpu").tolist() if grid is None else list(grid)
-        batches = [(batch.inputs, batch.target) for batch in batches_of(data)]
-        if any(y is None for _, y in batches):
-            raise ValueError("by='validation' needs labels: give (inputs, labels)")
-        found: list[tuple[float, float]] = []
-        for number in numbers:
-            self.set_prior(number)
-            scores = [self.predict(x, link=link).log_likelihood(y).sum() for x, y in batches]
-            found.append((float(torch.stack(scores).sum()), number))
-        self.set_prior(max(found)[1])
+    def _tune_on(self, data: Any, measured: Measured, noise: bool) -> None:
+        """The choice by held-out ``data``, from the cautious prior that is set."""
+        generator = torch.Generator(self.scale.device).manual_seed(self.seed)
+        groups = separate_groups(self.prior, self.posterior)
+        curves = curves_of(
+            self.model, data, self.posterior, self.likelihood, self.output,
+            list(groups.values()), nodes_below(self.scale), generator,
+        )  # fmt: skip
+        found = choose(curves, len(groups), noise=noise)
+        warn_of(found, curves, measured, gaussian=isinstance(self.likelihood, Gaussian))
+        keys = {key: place for place, names in enumerate(groups) for key in names}
+        factors = {key: found.factors[keys[key]] for key in self.prior.values}
+        self._retune(scaled(self.prior, factors), self.scale * math.exp(found.scale))
+        self.temperature, self.choice = math.exp(found.temperature), found
 
     def _copy(self) -> Laplace:
         both = Laplace.__new__(Laplace)

@@ -78,7 +78,7 @@ class OnlineEvidence:
             la = Laplace(
                 self.model, self.likelihood, self.structure, prior=self.prior, **self.options
             )
-            la.fit(data).tune(steps=self.steps)
+            la.fit(data).tune(by="evidence", steps=self.steps)
         finally:
             for module, training in modes.items():
                 module.training = training

@@ -60,13 +60,33 @@ class Posterior(ABC):
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Draws of θ - θ*, [count, *shape] by name."""
 
-    @abstractmethod
     def blocks(self) -> list[CovarianceBlock]:
         """A⁻¹ in independent blocks, for the linearised predictive."""
+        return [block for block, _ in self.families(self.scale.new_ones(1))]
+
+    @abstractmethod
+    def families(self, factors: Tensor) -> list[tuple[CovarianceBlock, Tensor]]:
+        """Independent blocks of (c H + t Λ)⁻¹ for each t of ``factors`` [K].
+
+        Each is a block of the first t and its weights [K, R] for all of them.
+        """
+
+    def effective_count(self, factor: float = 1.0) -> float:
+        """γ = tr(c H (c H + t Λ)⁻¹): how many parameters the data determine with the prior t Λ."""
+        log = self.scale.log().detach().requires_grad_()
+        with torch.enable_grad():
+            precision = {name: factor * value for name, value in self.precision.items()}
+            value = self.rescaled(precision, log.exp()).log_determinant()
+        return float(torch.autograd.grad(value, log)[0])
 
     def uncertain(self, name: str) -> Tensor | None:
         """Which entries of a parameter are uncertain, a mask of its shape; None if all are."""
         return None
+
+    def uncertain_count(self) -> int:
+        """The number of uncertain entries."""
+        masks = {name: self.uncertain(name) for name in self.shapes}
+        return sum(prod(self.shapes[k]) if m is None else int(m.sum()) for k, m in masks.items())
 
     def log_prior_determinant(self) -> Tensor:
         """log |Λ| over all uncertain entries."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,12 +17,10 @@ from lapkernels.curvature.data.batches import (
     Output,
     batches_of,
     check_choice,
-    selector,
 )
 from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
-from lapkernels.curvature.data.random_state import random_state_kept
-from lapkernels.curvature.recording.run_model import call_model
 from lapkernels.laplace import links
+from lapkernels.laplace.forward import forward, positions_of
 from lapkernels.laplace.posterior import Posterior, normal
 from lapkernels.likelihoods import (
     Bernoulli,
@@ -55,8 +53,22 @@ class Prediction:
 
     @property
     def std(self) -> Tensor:
-        """Standard deviation of f."""
+        """Standard deviation of f, without the noise of y around it: that is ``total_std``."""
         return self.variance.sqrt()
+
+    @property
+    def total_std(self) -> Tensor:
+        """Standard deviation of y: of f and of the noise, regression only."""
+        return self.total_variance.sqrt()
+
+    @property
+    def total_variance(self) -> Tensor:
+        """Variance of y, regression only. With log-variances l as outputs, v_m + E[exp(l)]."""
+        if isinstance(self.likelihood, HeteroscedasticGaussian):
+            _, log_noise = self.mean.chunk(2, self.likelihood.dim)
+            v, of_noise = self.variance.chunk(2, self.likelihood.dim)
+            return v + (log_noise + of_noise / 2).exp()
+        return self.variance + self.noise
 
     @property
     def noise(self) -> Tensor:
@@ -88,15 +100,18 @@ class Prediction:
         Of targets that are probabilities themselves it is the mean over them.
         """
         likelihood = self.likelihood
-        if not isinstance(likelihood, Gaussian | Categorical | Bernoulli):
+        if isinstance(likelihood, Categorical | Bernoulli):
+            _ = self.probabilities  # Raises where there are none.
+        likelihood.check(self.mean, y)
+        if isinstance(likelihood, Gaussian | HeteroscedasticGaussian):
+            mean = expectation(self.mean, self.variance, likelihood)
+            variance = self.total_variance
+            return -0.5 * ((y - mean).square() / variance + (2 * math.pi * variance).log())
+        if not isinstance(likelihood, Categorical | Bernoulli):
             raise NotImplementedError(
                 f"the predictive density of {type(likelihood).__name__} has no closed form"
             )
-        p = self.mean if isinstance(likelihood, Gaussian) else self.probabilities
-        likelihood.check(self.mean, y)
-        if isinstance(likelihood, Gaussian):
-            variance = self.variance + self.noise
-            return -0.5 * ((y - self.mean).square() / variance + (2 * math.pi * variance).log())
+        p = self.probabilities
         if isinstance(likelihood, Bernoulli):
             y = y.to(p.dtype)
             return torch.xlogy(y, p) + torch.xlogy(1 - y, 1 - p)
@@ -121,6 +136,7 @@ def predict(
     generator: torch.Generator | None,
     output: Output,
     memory_budget: int | None,
+    temperature: float = 1.0,
 ) -> Prediction:
     """The predictive distribution of inputs ``x``."""
     check_choice("how", how, How)
@@ -130,19 +146,21 @@ def predict(
     (check_eval if how == "weights" else check_mode)(Contents.of(model))
     (batch,) = batches_of([(x, None)])
     if how == "weights":
-        return _by_weights(model, batch, posterior, likelihood, samples, generator, output)
+        draws = (samples, generator, output, temperature)
+        return _by_weights(model, batch, posterior, likelihood, *draws)
     means: list[Tensor] = []
     observed = Observed(batch.inputs, lambda f, y: means.append(f))
     if how == "propagated":
         variance = propagated_variance(model, observed, posterior.variance(), output=output)
         mean = torch.cat(means)
-        return Prediction(mean, variance, None, expectation(mean, variance, likelihood), likelihood)
+        expected = expectation(mean, variance, likelihood, temperature)
+        return Prediction(mean, variance, None, expected, likelihood)
     blocks = posterior.blocks()
     options: dict[str, Any] = {"output": output, "memory_budget": memory_budget}
     # The covariance of all outputs contains the variances, if they are one set of classes.
     linked = isinstance(likelihood, Categorical) and link != "probit" and outputs is None
     covariance = None
-    if joint or (linked and _forward(model, batch, output).dim() == 2):
+    if joint or (linked and forward(model, batch, output).dim() == 2):
         covariance = predictive_covariance(model, observed, blocks, outputs=outputs, **options)
         variance = covariance.diagonal(dim1=1, dim2=2)
     else:
@@ -154,19 +172,22 @@ def predict(
         variance = variance.reshape(mean.shape)
         # Classes, and means with their variances, belong together.
         alone = not isinstance(likelihood, Categorical | HeteroscedasticGaussian)
-        expected = expectation(mean, variance, likelihood) if alone else None
+        expected = expectation(mean, variance, likelihood, temperature) if alone else None
         return Prediction(mean, variance, covariance, expected, likelihood)
     variance = variance.reshape(mean.shape)
 
     def of_classes(positions: Tensor) -> Tensor:
         if covariance is not None:
-            return covariance[:, positions.unsqueeze(1), positions]
-        return predictive_covariance(model, batch.inputs, blocks, outputs=positions, **options)
+            found = covariance[:, positions.unsqueeze(1), positions]
+        else:
+            found = predictive_covariance(model, batch.inputs, blocks, outputs=positions, **options)
+        return found / temperature**2
 
     if link == "probit":
-        expected = expectation(mean, variance, likelihood)
+        expected = expectation(mean, variance, likelihood, temperature)
     else:
-        expected = _linked(mean, variance, likelihood, link, samples, generator, of_classes)
+        scaled = mean / temperature, variance / temperature**2
+        expected = _linked(*scaled, likelihood, link, samples, generator, of_classes)
     return Prediction(mean, variance, covariance if joint else None, expected, likelihood)
 
 
@@ -178,13 +199,15 @@ def _with_noise_of(likelihood: Likelihood, outputs: Tensor, shape: torch.Size) -
     return Gaussian(variance.expand(shape).flatten()[outputs.to(variance.device)])
 
 
-def expectation(mean: Tensor, variance: Tensor, likelihood: Likelihood) -> Tensor:
+def expectation(
+    mean: Tensor, variance: Tensor, likelihood: Likelihood, temperature: float = 1.0
+) -> Tensor:
     """E[y] of independent Gaussian outputs; classes by the probit approximation."""
-    if isinstance(likelihood, Categorical):
+    if isinstance(likelihood, Categorical | Bernoulli):
         likelihood.check_shapes(mean)
-        return links.probit(mean, variance).softmax(likelihood.dim)
-    if isinstance(likelihood, Bernoulli):
-        return links.probit(mean, variance).sigmoid()
+        logits = links.probit(mean / temperature, variance / temperature**2)
+        dim = likelihood.dim if isinstance(likelihood, Categorical) else None
+        return logits.sigmoid() if dim is None else logits.softmax(dim)
     if isinstance(likelihood, Poisson):
         return (mean + variance / 2).exp()
     if isinstance(likelihood, HeteroscedasticGaussian):
@@ -210,7 +233,7 @@ def _linked(
     likelihood.check_shapes(mean)
     result = torch.empty_like(mean)
     flat, filled = mean.flatten(1), result.view(len(mean), -1)
-    for positions in _positions(mean, likelihood.dim):
+    for positions in positions_of(mean, likelihood):
         m, covariance = flat[:, positions], of_classes(positions)
         if link == "bridge":
             p = links.bridge(m, covariance)
@@ -222,13 +245,6 @@ def _linked(
     return result
 
 
-def _positions(mean: Tensor, dim: int) -> Iterator[Tensor]:
-    """Flat indices of the classes at each position of the outputs."""
-    shape = mean.shape[1:]
-    index = torch.arange(shape.numel(), device=mean.device).reshape(1, *shape)
-    yield from index.movedim(dim, -1).reshape(-1, mean.shape[dim])
-
-
 def _by_weights(
     model: nn.Module,
     batch: Batch,
@@ -237,6 +253,7 @@ def _by_weights(
     samples: int,
     generator: torch.Generator | None,
     output: Output,
+    temperature: float,
 ) -> Prediction:
     """Average over models with drawn weights, one draw in memory at a time."""
     if samples < 2:
@@ -246,20 +263,11 @@ def _by_weights(
     for number in range(samples):
         drawn = posterior.sample(1, generator)
         values = {name: centre[name] + step[0] for name, step in drawn.items()}
-        f = _forward(model, batch, output, values)
+        f = forward(model, batch, output, values)
         # Running means (Welford), so that nothing cancels.
         difference = f - mean
         mean = mean + difference / (number + 1)
         square = square + difference * (f - mean)
-        y = expectation(f, torch.zeros_like(f), likelihood)
+        y = expectation(f, torch.zeros_like(f), likelihood, temperature)
         expected = expected + (y - expected) / (number + 1)
     return Prediction(mean, square / (samples - 1), None, expected, likelihood)
-
-
-@torch.no_grad()
-def _forward(
-    model: nn.Module, batch: Batch, output: Output, values: dict[str, Tensor] | None = None
-) -> Tensor:
-    with random_state_kept(model, batch.args, batch.kwargs):
-        result = call_model(model, batch.args, batch.kwargs, values)
-    return selector(output, batch.count)(result)

@@ -48,6 +48,7 @@ def save(posterior: Laplace, path: Path) -> None:
         output=posterior.output,
         seed=posterior.seed,
         scale=float(posterior.scale),
+        temperature=posterior.temperature,
         groups=posterior.prior.groups,
         fingerprint=sums.pop("fingerprint"),
         measured=sums,
@@ -109,6 +110,9 @@ def _built(
     found.scale = torch.tensor(float(data["scale"]), dtype=torch.float64, device=device)
     if not (found.scale.isfinite() and found.scale > 0):
         raise ValueError(f"{path}: scale is {data['scale']}, but has to be positive")
+    found.temperature = float(data.get("temperature", 1.0))
+    if not 0 < found.temperature < float("inf"):
+        raise ValueError(f"{path}: temperature is {found.temperature}, but has to be positive")
     return found
 
 

@@ -99,7 +99,7 @@ def test_posteriors_in_inference_mode() -> None:
     with torch.inference_mode():
         found = la.predict(X, how="weights", samples=3, generator=torch.Generator()).variance
         with pytest.raises(lk.Refused, match="use no_grad"):
-            la.tune()
+            la.tune(by="evidence")
         la.sample(2)
         la.log_evidence()
     assert torch.equal(found, wanted)

@@ -150,8 +150,7 @@ def test_no_evidence_without_the_likelihood_of_the_data() -> None:
     q = lk.L2M.from_optimizer(optimizer, net, "categorical", data_size=60, batch_size=12)
     with pytest.raises(RuntimeError, match="labels"):
         q.log_evidence()
-    q.tune(by="validation", data=data(), grid=[0.1, 1.0])
-    assert float(q.prior.precision["0.weight"]) in (0.1, 1.0)
+    assert float(q.tune(data()).prior.precision["0.weight"]) != 1
 
 
 def test_a_part_of_the_parameters() -> None:

@@ -90,7 +90,7 @@ def test_tuned_evidence_is_that_of_the_marginal_likelihood() -> None:
         s = torch.linalg.inv(x.T @ x / variance + alpha * torch.eye(4, dtype=torch.float64))
         model = linear_model(4, s @ x.T @ y / variance)
         la = lk.Laplace(model, lk.likelihoods.Gaussian(variance), "full", prior=alpha)
-        la.fit((x, y.unsqueeze(1))).tune("mackay", steps=1)
+        la.fit((x, y.unsqueeze(1))).tune(by="mackay", steps=1)
         alpha = float(la.prior.values[""])
         likelihood = la.likelihood
         assert isinstance(likelihood, lk.likelihoods.Gaussian)

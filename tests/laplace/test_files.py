@@ -45,11 +45,12 @@ def same(a: lk.Laplace, b: lk.Laplace, x: Tensor) -> None:
 @pytest.mark.parametrize("make", PROBLEMS)
 def test_save_and_load(case: str, make: str, tmp_path: Path) -> None:
     problem = PROBLEMS[make]()
-    la = laplace(problem, case, "layer").fit(problem.batches).tune(steps=5)
+    la = laplace(problem, case, "layer").fit(problem.batches).tune(by="evidence", steps=5)
+    la.temperature = 1.3
     la.save(tmp_path / "posterior.safetensors")
     loaded = lk.Laplace.load(tmp_path / "posterior.safetensors", copy.deepcopy(problem.model))
     same(la, loaded, problem.new)
-    assert repr(loaded.likelihood) == repr(la.likelihood)
+    assert loaded.temperature == 1.3 and repr(loaded.likelihood) == repr(la.likelihood)
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case != "low_rank"])

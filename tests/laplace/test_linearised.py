@@ -133,7 +133,7 @@ def tuned_deviation(
     model: nn.Module, data: Any, prior: Any, new: Tensor, tolerance: float = 1e-5
 ) -> Tensor:
     la = lk.Laplace(model, lk.likelihoods.Gaussian(0.01), "full", prior=prior).fit(data)
-    la.tune("linearised", data, noise=False, steps=200, tolerance=tolerance)
+    la.tune(data, by="linearised", noise=False, steps=200, tolerance=tolerance)
     return la.predict(new).std
 
 
@@ -162,7 +162,7 @@ def test_refusals() -> None:
     problem = regressor()
     la = lk.Laplace(problem.model, "gaussian", "full").fit(problem.batches)
     with pytest.raises(ValueError, match="needs data"):
-        la.tune("linearised")
+        la.tune(by="linearised")
     with pytest.raises(ValueError, match="needs labels"):
         la.find_optimum(problem.x)
     with pytest.raises(lk.Refused, match="was not found"):

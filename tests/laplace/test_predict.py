@@ -269,7 +269,7 @@ def test_float32_is_as_good_as_its_rounding() -> None:
             assert bool((value.isfinite() & (value >= 0)).all())
         for value in la.sample(2).values():
             assert bool(value.isfinite().all())
-        la.tune(steps=20)
+        la.tune(by="evidence", steps=20)
         assert bool(la.predict(new).variance.isfinite().all())
 
 
@@ -323,8 +323,8 @@ CALLS: dict[str, Any] = {
        for how in HOW},
     "mean": lambda la, batch, x: la.predict(x, how="weights", samples=5).mean,
     "optimum": lambda la, batch, x: la.find_optimum([batch]).gradient,
-    "tuned": lambda la, batch, x: la.tune("linearised", [batch], steps=2).prior.values[""],
-    "validated": lambda la, batch, x: la.tune("validation", batch).prior.values[""],
+    "tuned": lambda la, batch, x: la.tune([batch], by="linearised", steps=2).prior.values[""],
+    "held out": lambda la, batch, x: la.tune(batch).prior.values[""],
     "normalised": lambda la, batch, x: len(lk.Prior.normalised(la.model, x).groups),
     "sample": lambda la, batch, x: la.sample(1)["inner.0.weight"],
 }  # fmt: skip

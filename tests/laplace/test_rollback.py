@@ -30,9 +30,9 @@ class Stopped:
 
 CALLS: dict[str, tuple[int, Callable[[lk.Laplace, Any], Any]]] = {
     "fit": (2, lambda la, data: la.fit(data)),
-    "validation": (2, lambda la, data: la.tune("validation", data)),
+    "held out": (2, lambda la, data: la.tune(data)),
     # In the second turn, after a prior was found.
-    "linearised": (60, lambda la, data: la.tune("linearised", data)),
+    "linearised": (60, lambda la, data: la.tune(data, by="linearised")),
     "optimum": (4, lambda la, data: la.find_optimum(data)),
 }
 
@@ -41,7 +41,7 @@ CALLS: dict[str, tuple[int, Callable[[lk.Laplace, Any], Any]]] = {
 @pytest.mark.parametrize("call", CALLS)
 def test_of_a_posterior(call: str, error: BaseException) -> None:
     problem = regressor()
-    la = lk.Laplace(problem.model, "gaussian", "full").fit(problem.batches).tune()
+    la = lk.Laplace(problem.model, "gaussian", "full").fit(problem.batches).tune(by="evidence")
     la.find_optimum(problem.batches)
     before, evidence = dict(vars(la)), float(la.log_evidence())
     alive, run = CALLS[call]
@@ -54,24 +54,11 @@ def test_of_a_posterior(call: str, error: BaseException) -> None:
     assert float(la.log_evidence()) == evidence
 
 
-def test_of_a_prediction_among_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held-out labels that are wrong, and an interruption between two priors of the grid."""
+def test_of_held_out_labels_that_are_wrong() -> None:
     problem = regressor()
     la = lk.Laplace(problem.model, "gaussian").fit(problem.batches)
     with pytest.raises(ValueError, match="y has shape"):
-        la.tune("validation", [(problem.x, problem.y), (problem.x, problem.y[:, 0])])
-    assert float(la.prior.values[""]) == 1
-    calls: list[Any] = []
-
-    def predict(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return lk.laplace.Laplace.predict(la, *args, **options)
-
-    monkeypatch.setattr(la, "predict", predict)
-    with pytest.raises(KeyboardInterrupt):
-        la.tune("validation", [(problem.x, problem.y)])
+        la.tune([(problem.x, problem.y), (problem.x, problem.y[:, 0])])
     assert float(la.prior.values[""]) == 1
 
 

@@ -31,8 +31,12 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.results.summary import finite
 from lapkernels.ops.base.chunks import row_chunks
+from lapkernels.rules import WeightUse
 from lapkernels.rules.windows.sums import window_variances
 from lapkernels.rules.windows.window import Window
+
+# Of a weight that is applied at more positions, Jacobians are made once for several covariances.
+FEW_POSITIONS = 4
 
 # A variance for each entry of a parameter, or covariance blocks.
 Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]
@@ -116,10 +120,39 @@ def predictive_covariance(
     return finite({"the outputs": result}, "covariance")["the outputs"]
 
 
+@torch.no_grad()
+def predictive_variances(
+    model: nn.Module,
+    x: Any,
+    families: Sequence[tuple[CovarianceBlock, Tensor]],
+    *,
+    outputs: Tensor | None = None,
+    output: Output = None,
+    memory_budget: int | None = None,
+    route: Route = "auto",
+) -> Tensor:
+    """Each block's share of the variance under K covariances, [blocks, K, N, k], in one pass.
+
+    ``families`` has blocks with the weights [K, R] of their coordinates in each covariance; all
+    K cost one backward pass. ``outputs`` is [k] or [N, k], None for all of them.
+    """
+    blocks = [block for block, _ in families]
+    parts: list[Tensor] = []
+    options = (memory_budget, False, route)
+    for one, chosen, total in _passes(model, x, blocks, outputs, output, *options):
+        total.families = {block.names: weights for block, weights in families}
+        sizes = (len(families), len(families[0][1]), *chosen.shape)
+        total.result = result = one.prediction.new_zeros(sizes)
+        one.pull(chosen.shape[1], total.unit_columns(one.prediction, chosen), total)
+        parts.append(result)
+    return finite({"the outputs": torch.cat(parts, 2)}, "variance")["the outputs"]
+
+
 class PredictiveSum(JointJacobians, LaneSum):
     """J Σ Jᵀ, [N, V, V] of the columns of a step if ``joint``, else its diagonals.
 
-    The step's columns start at ``first`` in the diagonals [N, k].
+    The step's columns start at ``first`` in the diagonals [N, k]. With weights in ``families``, by
+    the names of a block, there are diagonals [blocks, K, N, k], one for each block and row.
     """
 
     def __init__(
@@ -131,6 +164,7 @@ class PredictiveSum(JointJacobians, LaneSum):
         self.result = torch.empty(0)
         self.joint = False
         self.first = 0
+        self.families: dict[tuple[str, ...], Tensor] = {}
 
     @property
     def takes_windows(self) -> bool:
@@ -155,10 +189,14 @@ class PredictiveSum(JointJacobians, LaneSum):
         if block is None:
             super().share(share, s)
             return
-        value = block.of_share(share, s, self.joint)
-        if value is not None:
-            self._part(slice(None), s.shape[0]).add_(value)
-            return
+        weights = self.families.get(block.names)
+        # At many positions one G serves all weights at less than each of them takes alone.
+        many = isinstance(share.use, WeightUse) and share.use.positions > FEW_POSITIONS
+        if weights is None or not many:
+            value = block.of_share(share, s, self.joint, weights)
+            if value is not None:
+                self._part(block, slice(None), s.shape[0]).add_(value)
+                return
         for rows in row_chunks(share.use.count, s.shape[0] * prod(share.use.shape)):
             self._add(block, share.jacobian(s, rows), rows)
 
@@ -191,12 +229,17 @@ class PredictiveSum(JointJacobians, LaneSum):
             root = block.root(g).transpose(0, 1)
             value = root @ root.mT
         else:
-            value = block.squared_norm(g).T
-        self._part(rows, g.shape[0]).add_(value)
+            value = block.squared_norm(g, self.families.get(block.names)).movedim((0, 1), (-1, -2))
+        self._part(block, rows, g.shape[0]).add_(value)
 
-    def _part(self, rows: slice, columns: int) -> Tensor:
+    def _part(self, block: CovarianceBlock, rows: slice, columns: int) -> Tensor:
         """The columns of the step."""
-        return self.result[rows] if self.joint else self.result[rows, self.first :][:, :columns]
+        if self.joint:
+            return self.result[rows]
+        own = self.result
+        if self.families:
+            own = own[list(self.families).index(block.names)]
+        return own[..., rows, self.first : self.first + columns]
 
 
 def _passes(

@@ -62,10 +62,29 @@ class DenseCovariance(CovarianceBlock):
     factor: Tensor
     positions: Tensor
 
-    def root(self, g: Tensor) -> Tensor:
+    @property
+    def weights(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.factor.new_ones(self.positions.numel())
+
+    def coordinates(self, g: Tensor) -> Tensor:
         picked = g[..., self.positions.flatten()].reshape(-1, *self.positions.shape)
         solved = torch.linalg.solve_triangular(self.factor, picked.permute(1, 2, 0), upper=False)
         return solved.permute(2, 0, 1).reshape(*g.shape[:-1], self.positions.numel())
+
+
+@dataclass(frozen=True, eq=False)
+class SpectralCovariance(CovarianceBlock):
+    """R diag(weights) Rᵀ of the blocks, ``rotation`` R [B, m, m]; other entries are known."""
+
+    names: tuple[str, ...]
+    rotation: Tensor
+    positions: Tensor
+    weights: Tensor
+
+    def coordinates(self, g: Tensor) -> Tensor:
+        picked = g[..., self.positions.flatten()].reshape(-1, *self.positions.shape)
+        rotated = picked.transpose(0, 1) @ self.rotation
+        return rotated.transpose(0, 1).reshape(*g.shape[:-1], self.positions.numel())
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +143,20 @@ class DensePosterior(Posterior):
             for part, factor in zip(self.parts, self._factors, strict=True)
         ]
 
+    def families(self, factors: Tensor) -> list[tuple[CovarianceBlock, Tensor]]:
+        found: list[tuple[CovarianceBlock, Tensor]] = []
+        for part in self.parts:
+            deviation = self._prior(part).rsqrt()
+            scaled = deviation.unsqueeze(2) * part.repaired * deviation.unsqueeze(1)
+            what = f"the curvature of {part.what}"
+            values, vectors = retried(torch.linalg.eigh, scaled, what, "has no eigenvalues")
+            values = (values * self.scale).flatten() + factors.unsqueeze(1)
+            weights = positive(values, part.what).reciprocal().to(part.matrices.dtype)
+            rotation = (deviation.unsqueeze(2) * vectors).to(part.matrices.dtype)
+            block = SpectralCovariance(part.names, rotation, part.positions, weights[0])
+            found.append((block, weights))
+        return found
+
     def uncertain(self, name: str) -> Tensor | None:
         for part in self.parts:
             if name in part.names:
@@ -144,11 +177,15 @@ class DensePosterior(Posterior):
 
     def _precision(self, part: DenseBlocks, matrices: Tensor | None = None) -> Tensor:
         """A, [B, m, m], float64."""
+        h = part.matrices.double() if matrices is None else matrices
+        return h * self.scale + torch.diag_embed(self._prior(part))
+
+    def _prior(self, part: DenseBlocks) -> Tensor:
+        """The prior's precisions of a part's entries, [B, m], float64."""
         prior = torch.cat(
             [self.precision[name].expand(self.shapes[name]).flatten() for name in part.names]
         )
-        h = part.matrices.double() if matrices is None else matrices
-        return h * self.scale + torch.diag_embed(prior.to(h.device)[part.positions])
+        return prior.to(part.matrices.device)[part.positions]
 
     @cached_property
     def _factors(self) -> list[Tensor]:

@@ -20,8 +20,8 @@ class DiagonalPosterior(Posterior):
 
     curvature: Mapping[str, Tensor]
 
-    def _precision(self, name: str) -> Tensor:
-        found = self.curvature[name].double() * self.scale + self.precision[name]
+    def _precision(self, name: str, factor: float | Tensor = 1.0) -> Tensor:
+        found = self.curvature[name].double() * self.scale + factor * self.precision[name]
         return positive(found, name)
 
     def log_determinant(self) -> Tensor:
@@ -45,8 +45,13 @@ class DiagonalPosterior(Posterior):
             name: normal((count, *v.shape), v, generator) * v.sqrt() for name, v in variance.items()
         }
 
-    def blocks(self) -> list[CovarianceBlock]:
-        return [IndependentEntries(name, value) for name, value in self.variance().items()]
+    def families(self, factors: Tensor) -> list[tuple[CovarianceBlock, Tensor]]:
+        found: list[tuple[CovarianceBlock, Tensor]] = []
+        for name in self.shapes:
+            each = torch.stack([self._precision(name, t).reciprocal() for t in factors])
+            weights = each.to(self.curvature[name].dtype)
+            found.append((IndependentEntries(name, weights[0]), weights.flatten(1)))
+        return found
 
 
 @dataclass(frozen=True)

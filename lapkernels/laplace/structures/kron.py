@@ -42,9 +42,9 @@ class KroneckerPosterior(Posterior):
 
     bases: Mapping[str, Eigenbasis]
 
-    def _values(self, name: str) -> Tensor:
-        """Eigenvalues of A, [groups, O / g, I / g * K], float64."""
-        prior = one_number(self.precision, name, "kron")
+    def _values(self, name: str, factor: float | Tensor = 1.0) -> Tensor:
+        """Eigenvalues of A, of ``factor`` times the prior, [groups, O / g, I / g * K], float64."""
+        prior = factor * one_number(self.precision, name, "kron")
         return positive(self.bases[name].values.double() * self.scale + prior, name)
 
     def log_determinant(self) -> Tensor:
@@ -80,14 +80,14 @@ class KroneckerPosterior(Posterior):
             found[name] = basis.factors.from_matrix(basis.rotate_back(noise * deviation))
         return found
 
-    def blocks(self) -> list[CovarianceBlock]:
-        return [
-            KroneckerEigenbasis(
-                name,
-                replace(basis, values=self._values(name).reciprocal().to(basis.values.dtype)),
-            )
-            for name, basis in self.bases.items()
-        ]
+    def families(self, factors: Tensor) -> list[tuple[CovarianceBlock, Tensor]]:
+        found: list[tuple[CovarianceBlock, Tensor]] = []
+        for name, basis in self.bases.items():
+            each = torch.stack([self._values(name, t).reciprocal() for t in factors])
+            weights = each.to(basis.values.dtype)
+            block = KroneckerEigenbasis(name, replace(basis, values=weights[0]))
+            found.append((block, weights.flatten(1)))
+        return found
 
 
 @dataclass(frozen=True)

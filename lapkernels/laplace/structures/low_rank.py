@@ -1,12 +1,12 @@
 r"""Low rank: H = F Fᵀ with F [P, m], m small.
 
 With :math:`M = \sqrt c \, \Lambda^{-1/2} F` the precision is
-:math:`\Lambda^{1/2} (I + M M^T) \Lambda^{1/2}`, and all that is needed follows from the eigenvalues
-:math:`x` of the small matrix :math:`M^T M = V x V^T`:
+:math:`\Lambda^{1/2} (I + M M^T) \Lambda^{1/2}`, and all that is needed follows from the singular
+values of M, :math:`M M^T = U x U^T`:
 
 .. math::
    \log|A| = \log|\Lambda| + \sum \log(1 + x), \qquad
-   (I + M M^T)^{-1/2} = I - M V \frac{1}{\sqrt{1 + x} (1 + \sqrt{1 + x})} V^T M^T .
+   (I + M M^T)^{-1} = I - U \frac{x}{1 + x} U^T .
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature import CovarianceBlock, LowRank, low_rank
-from lapkernels.curvature.results.decompositions import cholesky, eigen
+from lapkernels.curvature.results.decompositions import cholesky, retried
 from lapkernels.curvature.results.summary import by_name
 from lapkernels.laplace.posterior import Posterior, Precision, Shapes, normal
 from lapkernels.laplace.structures.full import count_of, pack_slices, unpack_slices
@@ -29,16 +29,20 @@ from lapkernels.laplace.structures.structure import Packed, Structure, Subject
 
 @dataclass(frozen=True, eq=False)
 class FactorCovariance(CovarianceBlock):
-    """Λ^-1/2 (I + M Mᵀ)^-1 Λ^-1/2 over all parameters, with ``inner`` C and M [P, m]."""
+    """Λ^-1/2 (I + U x Uᵀ)^-1 Λ^-1/2 over all parameters, U [P, m] orthonormal.
+
+    The coordinates are along the ``directions`` U, and what is left of a row, of weight one.
+    """
 
     names: tuple[str, ...]
     deviation: Tensor
-    tall: Tensor
-    inner: Tensor
+    directions: Tensor
+    weights: Tensor
 
-    def root(self, g: Tensor) -> Tensor:
+    def coordinates(self, g: Tensor) -> Tensor:
         scaled = g * self.deviation
-        return scaled - ((scaled @ self.tall) @ self.inner) @ self.tall.T
+        along = scaled @ self.directions
+        return torch.cat([along, scaled - along @ self.directions.T], -1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,11 +61,15 @@ class FactorPosterior(Posterior):
         return self.factor.double() * (self.scale / self._prior).sqrt().unsqueeze(1)
 
     @cached_property
-    def _eigen(self) -> tuple[Tensor, Tensor, Tensor]:
-        """M, and the eigenvalues and eigenvectors of MᵀM; kept for the next draw or prediction."""
-        tall = self._tall().detach()
-        values, vectors = eigen(tall.T @ tall, "the Gram matrix of the curvature's factor")
-        return tall, values, vectors
+    def _spectrum(self) -> tuple[Tensor, Tensor]:
+        """U [P, m] and x [m] with M Mᵀ = U x Uᵀ; kept for the next draw or prediction."""
+
+        def decompose(tall: Tensor) -> tuple[Tensor, ...]:
+            return torch.linalg.svd(tall, full_matrices=False)[:2]
+
+        what = "the curvature's factor"
+        directions, root = retried(decompose, self._tall().detach(), what, "has no singular values")
+        return directions, root.square()
 
     def log_determinant(self) -> Tensor:
         tall = self._tall()
@@ -76,32 +84,31 @@ class FactorPosterior(Posterior):
 
     def solve(self, vector: Mapping[str, Tensor]) -> dict[str, Tensor]:
         flat = torch.cat([vector[name].flatten() for name in self.shapes]).double()
-        tall, values, vectors = self._eigen
-        scaled, basis = flat / self._prior.sqrt(), tall @ vectors
-        inner = scaled - basis @ ((basis.T @ scaled) / (1 + values))
+        directions, x = self._spectrum
+        scaled = flat / self._prior.sqrt()
+        inner = scaled - directions @ (x / (1 + x) * (directions.T @ scaled))
         return self._split(inner / self._prior.sqrt())
 
     def variance(self) -> dict[str, Tensor]:
-        tall, values, vectors = self._eigen
-        share = ((tall @ vectors).square() / (1 + values)).sum(1)
+        directions, x = self._spectrum
+        share = directions.square() @ (x / (1 + x))
         return self._split((1 - share).clamp_min(0) / self._prior)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
-        block = self._covariance()
-        noise = normal((count, len(block.deviation)), block.tall, generator)
-        drawn = (noise - ((noise @ block.tall) @ block.inner) @ block.tall.T) * block.deviation
-        return self._split(drawn)
+        ((block, weights),) = self.families(self.scale.new_ones(1))
+        noise = normal((count, len(block.deviation)), block.deviation, generator)
+        along = noise @ block.directions
+        root = weights[0, : along.shape[1]].sqrt()
+        return self._split((noise + (along * (root - 1)) @ block.directions.T) * block.deviation)
 
-    def blocks(self) -> list[CovarianceBlock]:
-        return [self._covariance()]
-
-    def _covariance(self) -> FactorCovariance:
-        tall, values, vectors = self._eigen
-        root = (1 + values).sqrt()
-        inner = (vectors / (root * (1 + root))) @ vectors.T
-        parts = (self._prior.rsqrt(), tall, inner)
-        own = (part.to(self.factor.dtype) for part in parts)
-        return FactorCovariance(tuple(self.shapes), *own)
+    def families(self, factors: Tensor) -> list[tuple[FactorCovariance, Tensor]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        directions, x = self._spectrum
+        values = torch.cat([x, x.new_zeros(len(directions))])
+        weights = (values + factors.unsqueeze(1)).reciprocal()
+        parts = (self._prior.rsqrt(), directions, weights)
+        deviation, directions, weights = (part.to(self.factor.dtype) for part in parts)
+        names = tuple(self.shapes)
+        return [(FactorCovariance(names, deviation, directions, weights[0]), weights)]
 
     def _split(self, flat: Tensor) -> dict[str, Tensor]:
         return by_name(flat.to(self.factor.dtype), self.shapes)
