@@ -5,32 +5,6 @@
 
 namespace lapkernels {
 
-// Every entry of `got` is wanted(v, n, c, z, y, x).
-template <class T, class F>
-void require_each(const char* kernel, const Block6<T>& got, F wanted) {
-  const int64_t* size = got.grid.size;
-  for (int64_t v = 0; v < size[0]; ++v)
-    for (int64_t n = 0; n < size[1]; ++n)
-      for (int64_t c = 0; c < size[2]; ++c)
-        for (int64_t z = 0; z < size[3]; ++z)
-          for (int64_t y = 0; y < size[4]; ++y)
-            for (int64_t x = 0; x < size[5]; ++x) {
-              const double value = wanted(v, n, c, z, y, x);
-              require(got.at(v, n, c, z, y, x) == value, kernel, got.at(v, n, c, z, y, x), value);
-            }
-}
-
-// The weight `out` is the update of `before` by value[(a, b, k)].
-template <class T>
-void require_weight(const char* kernel, const Layer& l, const Block6<T>& out,
-                    const Block6<T>& before, Update update, const std::vector<double>& value) {
-  require_each(kernel, out, [&](int64_t, int64_t a, int64_t b, auto... k) {
-    const int64_t at[3] = {k...};
-    const int64_t i = (a * (l.b / l.taps.groups) + b) * l.taps_in_all() + l.tap(at);
-    return update.decay * before.at(0, a, b, k...) + update.scale * value[i];
-  });
-}
-
 // The samples of a layer are the lanes of its windows.
 template <class T>
 void check_window_kernels() {
@@ -47,7 +21,7 @@ void check_window_kernels() {
   Block6<T> small(l.small_size(on_large ? 1 : l.columns, l.samples), -2, 2);
   Block6<T> large(l.large_size(on_large ? l.columns : 1, l.samples), -2, 2);
   Block6<T> out(l.weight_size(), -3, 3);
-  const Block6<T> before = out.copy();
+  const Block6<T> before = out;
   const Update update{double(draw(0, 2)), double(draw(1, 2))};
   std::vector<double> squares(l.a * b_group * kernel, 0.0);
   for (int64_t n = 0; n < l.samples; ++n)
@@ -67,7 +41,7 @@ void check_window_kernels() {
   };
   Block6<T> weight(l.weight_size(), -2, 2), s(source(l.columns), -2, 2), factor(target(1), -2, 2);
   Block6<T> pulled(target(l.columns), -3, 3), sums(target(l.columns), 0, 0);
-  const Block6<T> old = pulled.copy();
+  const Block6<T> old = pulled;
   l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
     const int64_t* from = transposed ? u : t;
     const int64_t* to = transposed ? t : u;
@@ -109,7 +83,7 @@ void check_sparse_kernels() {
   const Update update{double(draw(0, 2)), double(draw(1, 2))};
 
   Block6<T> out(l.weight_size(), -3, 3);
-  const Block6<T> before = out.copy();
+  const Block6<T> before = out;
   std::vector<double> squares(l.a * l.b * l.taps_in_all(), 0.0);
   for (int64_t n = 0; n < l.samples; ++n)
     for (int64_t v = 0; v < l.columns; ++v) {
@@ -121,7 +95,7 @@ void check_sparse_kernels() {
 
   Block6<T> weight(l.weight_size(), -2, 2), pulled(l.large_size(l.columns, l.samples), -3, 3);
   Block6<T> sums(l.large_size(l.columns, l.samples), 0, 0);
-  const Block6<T> old = pulled.copy();
+  const Block6<T> old = pulled;
   l.each([&](const int64_t* t, const int64_t* u, const int64_t* k) {
     for (int64_t a = 0; a < l.a; ++a)
       for (int64_t b = 0; b < l.b; ++b)

@@ -36,20 +36,10 @@ void check_weight_kernels(const Layer& l) {
 
   auto compare_weight = [&](const char* kernel, const std::vector<double>& wanted, auto call) {
     Block6<T> out(l.weight_size(), -3, 3);
-    std::vector<double> expected;
-    auto each = [&](auto body) {
-      for (int64_t a = 0, i = 0; a < l.a; ++a)
-        for (int64_t b = 0; b < l.b / l.taps.groups; ++b)
-          for (int64_t z = 0; z < l.taps.kernel[0]; ++z)
-            for (int64_t y = 0; y < l.taps.kernel[1]; ++y)
-              for (int64_t x = 0; x < l.taps.kernel[2]; ++x, ++i) body(out.at(0, a, b, z, y, x), i);
-    };
-    each([&](T& at, int64_t i) {
-      expected.push_back(update.decay * at + update.scale * wanted[i]);
-      if (update.decay == 0) at = T(NAN);
-    });
+    const Block6<T> before = out;
+    if (update.decay == 0) std::fill(out.memory.begin(), out.memory.end(), T(NAN));
     call(out.grid);
-    each([&](T& at, int64_t i) { require(at == expected[i], kernel, at, expected[i]); });
+    require_weight(kernel, l, out, before, update, wanted);
   };
 
   std::vector<double> squares(size, 0.0), weighted(size, 0.0), sums(size, 0.0);
@@ -137,17 +127,10 @@ void check_input_kernel(bool is_large) {
             wanted.at(0, n, channel, u[0], u[1], u[2]) += w * m.at(0, n, a, t[0], t[1], t[2]);
         }
     });
-  for (int64_t n = 0; n < size[1]; ++n)
-    for (int64_t c = 0; c < size[2]; ++c)
-      for (int64_t z = 0; z < size[3]; ++z)
-        for (int64_t y = 0; y < size[4]; ++y)
-          for (int64_t x = 0; x < size[5]; ++x) {
-            const T s = slope.at(0, n, c, z, y, x);
-            const T sum = wanted.at(0, n, c, z, y, x);
-            const T value = given && squared ? sum * s * s : sum;
-            require(out.at(0, n, c, z, y, x) == value,
-                    squared ? "squared_conv_input" : "conv_input", out.at(0, n, c, z, y, x), value);
-          }
+  require_each(squared ? "squared_conv_input" : "conv_input", out, [&](auto... at) {
+    const T s = slope.at(at...), sum = wanted.at(at...);
+    return given && squared ? sum * s * s : sum;
+  });
 }
 
 #ifndef FUZZ_EMULATED
@@ -170,16 +153,13 @@ void check_products() {
     for (int64_t f = 0; f < std::min(v, features); ++f) rows.grid.data[v * features + f] = 0;
   kernels<T>().scaled_product(context(), out.grid, {1, 2}, rows.view(), factor.view(),
                               weight.view());
-  for (int64_t v = 0; v < columns; ++v)
-    for (int64_t n = 0; n < samples; ++n)
-      for (int64_t j = 0; j < inputs; ++j) {
-        double total = 0;
-        for (int64_t f = 0; f < features; ++f)
-          total += double(rows.at(0, v, f, 0, 0, 0)) * factor.at(0, n, f, 0, 0, 0) *
-                   weight.at(0, f, j, 0, 0, 0);
-        require(out.at(v, n, j, 0, 0, 0) == 3 + 2 * total, "scaled_product",
-                out.at(v, n, j, 0, 0, 0), 3 + 2 * total);
-      }
+  require_each("scaled_product", out, [&](int64_t v, int64_t n, int64_t j, auto...) {
+    double total = 0;
+    for (int64_t f = 0; f < features; ++f)
+      total += double(rows.at(0, v, f, 0, 0, 0)) * factor.at(0, n, f, 0, 0, 0) *
+               weight.at(0, f, j, 0, 0, 0);
+    return 3 + 2 * total;
+  });
 }
 
 // Rows of a linear layer, by a chain of one.
@@ -216,31 +196,35 @@ void check_rows() {
     T bias_total = 0;
     for (int64_t n = 0; n < samples; ++n) bias_total += at(n, o);
     require(bias[o] == bias_total && bias_sums[o] == bias_total, "bias", bias[o], bias_total);
-    for (int64_t i = 0; i < inputs; ++i) {
-      T square = 0, sum = 0;
-      for (int64_t n = 0; n < samples; ++n) {
-        const T entry = x.at(0, n, i, 0, 0, 0);
-        square += at(n, o) * entry * entry;
-        sum += at(n, o) * entry;
-      }
-      require(squares.at(0, o, i, 0, 0, 0) == square, "squares", squares.at(0, o, i, 0, 0, 0),
-              square);
-      require(sums.at(0, o, i, 0, 0, 0) == sum, "gradient", sums.at(0, o, i, 0, 0, 0), sum);
-    }
   }
-  for (int64_t n = 0; n < samples; ++n)
-    for (int64_t i = 0; i < inputs; ++i) {
-      T square = 0, sum = 0;
-      for (int64_t o = 0; o < outputs; ++o) {
-        const T w = weight.at(0, o, i, 0, 0, 0);
-        square += at(n, o) * w * w;
-        sum += at(n, o) * w;
-      }
-      const T slope = x.at(0, n, i, 0, 0, 0);
-      require(m.at(0, n, i, 0, 0, 0) == square * slope * slope, "m", m.at(0, n, i, 0, 0, 0),
-              square * slope * slope);
-      require(g.at(0, n, i, 0, 0, 0) == sum * slope, "g", g.at(0, n, i, 0, 0, 0), sum * slope);
+  // Sums over samples of s x or s x^2, and over outputs of s w or s w^2.
+  const auto by_samples = [&](int64_t o, int64_t i, bool square) {
+    T total = 0;
+    for (int64_t n = 0; n < samples; ++n) {
+      const T entry = x.at(0, n, i, 0, 0, 0);
+      total += at(n, o) * (square ? entry * entry : entry);
     }
+    return total;
+  };
+  const auto by_outputs = [&](int64_t n, int64_t i, bool square) {
+    T total = 0;
+    for (int64_t o = 0; o < outputs; ++o) {
+      const T w = weight.at(0, o, i, 0, 0, 0);
+      total += at(n, o) * (square ? w * w : w);
+    }
+    return total;
+  };
+  require_each("squares", squares,
+               [&](int64_t, int64_t o, int64_t i, auto...) { return by_samples(o, i, true); });
+  require_each("gradient", sums,
+               [&](int64_t, int64_t o, int64_t i, auto...) { return by_samples(o, i, false); });
+  require_each("m", m, [&](int64_t, int64_t n, int64_t i, auto...) {
+    const T slope = x.at(0, n, i, 0, 0, 0);
+    return by_outputs(n, i, true) * slope * slope;
+  });
+  require_each("g", g, [&](int64_t, int64_t n, int64_t i, auto...) {
+    return by_outputs(n, i, false) * x.at(0, n, i, 0, 0, 0);
+  });
 }
 #endif
 
@@ -295,27 +279,25 @@ void check_moments(bool shares_taps, bool is_large) {
   const int64_t rows = l.a / l.taps.groups;
   Block6<T> factor({1, 1, 1, l.taps.groups, rows, rows}, 0, 0);
   kernels<T>().kronecker_output(context(), factor.grid, {0, 1}, s.view(), l.taps.groups, reduce);
-  for (int64_t g = 0; g < l.taps.groups; ++g)
-    for (int64_t i = 0; i < rows; ++i)
-      for (int64_t j = 0; j < rows; ++j) {
-        double total = 0;
-        for (int64_t v = 0; v < l.columns; ++v)
-          for (int64_t n = 0; n < l.samples; ++n) {
-            double left = 0, right = 0;
-            for (int64_t z = 0; z < l.small[0]; ++z)
-              for (int64_t y = 0; y < l.small[1]; ++y)
-                for (int64_t w = 0; w < l.small[2]; ++w) {
-                  const double p = s.at(v, n, g * rows + i, z, y, w);
-                  const double q = s.at(v, n, g * rows + j, z, y, w);
-                  left += p;
-                  right += q;
-                  if (!reduce) total += p * q;
-                }
-            if (reduce) total += left * right;
-          }
-        require(factor.at(0, 0, 0, g, i, j) == total, "kronecker_output",
-                factor.at(0, 0, 0, g, i, j), total);
+  require_each("kronecker_output", factor, [&](int64_t, int64_t, int64_t, auto... at) {
+    const int64_t index[3] = {at...}, first = index[0] * rows;
+    double total = 0;
+    for (int64_t v = 0; v < l.columns; ++v)
+      for (int64_t n = 0; n < l.samples; ++n) {
+        double left = 0, right = 0;
+        for (int64_t z = 0; z < l.small[0]; ++z)
+          for (int64_t y = 0; y < l.small[1]; ++y)
+            for (int64_t w = 0; w < l.small[2]; ++w) {
+              const double p = s.at(v, n, first + index[1], z, y, w);
+              const double q = s.at(v, n, first + index[2], z, y, w);
+              left += p;
+              right += q;
+              if (!reduce) total += p * q;
+            }
+        if (reduce) total += left * right;
       }
+    return total;
+  });
 }
 
 template <class T>

@@ -74,7 +74,7 @@ inline Context context() { return {run_threads, thread_count}; }
 // random order.
 template <class T>
 struct Block6 {
-  std::unique_ptr<T[]> memory;
+  std::vector<T> memory;  // of exactly as many entries
   Grid<T> grid;
 
   Block6(std::vector<int64_t> size, int64_t low, int64_t high) {
@@ -86,19 +86,12 @@ struct Block6 {
       grid.stride[d] = count;
       count *= size[d];
     }
-    memory.reset(new T[count]);
-    for (int64_t i = 0; i < count; ++i) memory[i] = T(draw(low, high));
-    grid.data = memory.get();
+    memory.resize(count);
+    for (T& entry : memory) entry = T(draw(low, high));
+    grid.data = memory.data();
   }
-  Block6 copy() const {
-    Block6 other({1, 1, 1, 1, 1, 1}, 0, 0);
-    int64_t count = 1;
-    for (int64_t size : grid.size) count *= size;
-    other.memory.reset(new T[count]);
-    std::copy(grid.data, grid.data + count, other.memory.get());
-    other.grid = grid;
-    other.grid.data = other.memory.get();
-    return other;
+  Block6(const Block6& other) : memory(other.memory), grid(other.grid) {
+    grid.data = memory.data();
   }
   Grid<const T> view() const {
     Grid<const T> g{grid.data, {}, {}};
@@ -191,6 +184,32 @@ inline void require(bool holds, const char* kernel, double got, double wanted) {
   if (holds) return;
   std::printf("%s: %.17g instead of %.17g\n", kernel, got, wanted);
   std::exit(1);
+}
+
+// Every entry of `got` is wanted(v, n, c, z, y, x).
+template <class T, class F>
+void require_each(const char* kernel, const Block6<T>& got, F wanted) {
+  const int64_t* size = got.grid.size;
+  for (int64_t v = 0; v < size[0]; ++v)
+    for (int64_t n = 0; n < size[1]; ++n)
+      for (int64_t c = 0; c < size[2]; ++c)
+        for (int64_t z = 0; z < size[3]; ++z)
+          for (int64_t y = 0; y < size[4]; ++y)
+            for (int64_t x = 0; x < size[5]; ++x) {
+              const double value = wanted(v, n, c, z, y, x);
+              require(got.at(v, n, c, z, y, x) == value, kernel, got.at(v, n, c, z, y, x), value);
+            }
+}
+
+// The weight `out` is the update of `before` by value[(a, b, k)].
+template <class T>
+void require_weight(const char* kernel, const Layer& l, const Block6<T>& out,
+                    const Block6<T>& before, Update update, const std::vector<double>& value) {
+  require_each(kernel, out, [&](int64_t, int64_t a, int64_t b, auto... k) {
+    const int64_t at[3] = {k...};
+    const int64_t i = (a * (l.b / l.taps.groups) + b) * l.taps_in_all() + l.tap(at);
+    return update.decay * before.at(0, a, b, k...) + update.scale * value[i];
+  });
 }
 
 // G[v][n][(a, b, k)] by plain loops.
