@@ -60,22 +60,6 @@ def test_empirical_by_hand() -> None:
     assert oracle.empirical(model, x, y).equal(wanted)
 
 
-@pytest.mark.parametrize(
-    ("likelihood", "f", "y", "wanted"),
-    [
-        ("gaussian", [[3.0, 1.0]], [[0.0, 0.0]], [[1.0, 0.0], [0.0, 1.0]]),
-        ("categorical", [[0.0, 0.0]], [1], [[0.25, -0.25], [-0.25, 0.25]]),
-        ("bernoulli", [[0.0]], [[1.0]], [[0.25]]),
-        ("poisson", [[0.0]], [[3.0]], [[1.0]]),
-    ],
-)
-def test_output_hessian_by_hand(
-    likelihood: str, f: list[list[float]], y: list[object], wanted: list[list[float]]
-) -> None:
-    found = oracle.output_hessian(torch.tensor(f), torch.tensor(y), likelihood)
-    torch.testing.assert_close(found, torch.tensor([wanted], dtype=torch.float64))
-
-
 def test_jacobians_are_those_of_torch_func() -> None:
     model, x = small()
     found, f = oracle.jacobians(model, x)

@@ -53,10 +53,3 @@ def test_what_must_be_handled_has_an_answer(case: refusals.Case) -> None:
     j, f = oracle.jacobians(model, x)
     torch.testing.assert_close(oracle.call(model, x).detach(), f)
     assert any(rows.any() for rows in j.values())
-
-
-@pytest.mark.parametrize("case", refusals.params("refuse"))
-def test_what_must_be_refused_can_be_made(case: refusals.Case) -> None:
-    model, x = case.make()
-    assert model.training == case.train
-    assert isinstance(x, Tensor | tuple)

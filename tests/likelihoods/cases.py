@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -142,3 +143,4 @@ CASES = (gaussian("gaussian", VECTOR, 1.0),
         lambda f, y: F.cross_entropy(f, y, reduction="sum")))  # fmt: skip
 
 by_name = {case.name: case for case in CASES}
+every_case = pytest.mark.parametrize("case", CASES, ids=list(by_name))

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.likelihoods.cases import CASES, Case, normal
+from tests.likelihoods.cases import Case, every_case, normal
 from tests.likelihoods.oracle import assert_close, factor, gram, hessian
-
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
 @every_case

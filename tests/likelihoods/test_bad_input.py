@@ -17,9 +17,7 @@ from lapkernels.likelihoods import (
     LossFunction,
     Poisson,
 )
-from tests.likelihoods.cases import CASES, Case, normal
-
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+from tests.likelihoods.cases import Case, every_case, normal
 
 
 @every_case
@@ -53,14 +51,9 @@ def test_targets_of_a_wrong_shape(case: Case) -> None:
         message = (
             "y of shape" if loss else rf"y has shape \({', '.join(map(str, y.shape))},?\), but"
         )
-        with pytest.raises(ValueError, match=message):
-            case.likelihood.check(case.f, y)
-        with pytest.raises(ValueError, match=message):
-            case.likelihood.nll(case.f, y)
-        with pytest.raises(ValueError, match=message):
-            case.likelihood.score(case.f, y)
-        with pytest.raises(ValueError, match=message):
-            case.likelihood.columns(case.f, y)
+        for name in ("check", "nll", "score", "columns"):
+            with pytest.raises(ValueError, match=message):
+                getattr(case.likelihood, name)(case.f, y)
 
 
 @every_case
@@ -84,10 +77,9 @@ def test_targets_and_vectors_on_another_device(case: Case) -> None:
 
 @every_case
 def test_vectors_that_do_not_fit(case: Case) -> None:
-    with pytest.raises(ValueError, match="v has shape .* but it must end in"):
-        case.likelihood.product(case.f, case.f[1:], case.y)
-    with pytest.raises(ValueError, match="v has shape .* but it must end in"):
-        case.likelihood.product(case.f, case.f[0], case.y)
+    for v in (case.f[1:], case.f[0]):
+        with pytest.raises(ValueError, match="v has shape .* but it must end in"):
+            case.likelihood.product(case.f, v, case.y)
     with pytest.raises(TypeError, match="v has dtype torch.float32, but f has torch.float64"):
         case.likelihood.product(case.f, case.f.float(), case.y)
 

@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from lapkernels.likelihoods import LossFunction
-from tests.likelihoods.cases import CASES, Case
+from tests.likelihoods.cases import Case, every_case
 from tests.likelihoods.oracle import assert_close, drawn, gram
-
-every_case = pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 
 
 def results(case: Case, f: Tensor, y: Tensor) -> dict[str, Tensor]:

@@ -13,8 +13,6 @@ from torch import Tensor
 from lapkernels.likelihoods import (
     Bernoulli,
     Categorical,
-    Gaussian,
-    HeteroscedasticGaussian,
     LossFunction,
     Poisson,
 )
@@ -77,14 +75,6 @@ def test_sampled_column_of_all_labels_averages_to_the_hessian(
     torch.testing.assert_close(total, wanted, rtol=1e-13, atol=1e-15)
 
 
-def test_categorical_labels_have_the_models_frequencies_at_each_position() -> None:
-    f = normal(1, 2, 3, 4)
-    y = Categorical(dim=2).sample(repeated(f), generator())
-    assert y.shape == (DRAWS, 2, 4)
-    hits = torch.nn.functional.one_hot(y, 3).double()
-    assert_mean(hits, f[0].softmax(1).movedim(1, -1))
-
-
 def test_categorical_labels_are_independent_over_positions() -> None:
     f = torch.zeros(1, 2, 3)
     y = Categorical().sample(repeated(f), generator())
@@ -106,35 +96,11 @@ def test_categorical_saturated_labels_are_the_sure_class() -> None:
     assert (Categorical().sample(f, generator()) == 1).all()
 
 
-def test_gaussian_targets_have_mean_and_variance() -> None:
-    variance = torch.tensor([[0.1], [4.0]], dtype=torch.float64)
+def test_counts_are_whole() -> None:
     f = normal(1, 2, 3)
-    y = Gaussian(variance).sample(repeated(f), generator())
-    assert_mean(y, f[0])
-    assert_mean((y - f).square(), variance.expand(2, 3))
-
-
-def test_heteroscedastic_targets_have_mean_and_variance() -> None:
-    f = normal(1, 2, 4)
-    y = HeteroscedasticGaussian(dim=2).sample(repeated(f), generator())
-    assert y.shape == (DRAWS, 2, 2)
-    assert_mean(y, f[0, :, :2])
-    assert_mean((y - f[:, :, :2]).square(), f[0, :, 2:].exp())
-
-
-def test_bernoulli_targets_have_the_models_frequencies() -> None:
-    f = normal(1, 2, 3)
-    y = Bernoulli().sample(repeated(f), generator())
-    assert set(y.unique().tolist()) == {0.0, 1.0}
-    assert_mean(y, f[0].sigmoid())
-
-
-def test_poisson_targets_have_mean_and_variance() -> None:
-    f = normal(1, 2, 3)
-    y = Poisson().sample(repeated(f), generator())
-    assert torch.equal(y, y.round())
-    assert_mean(y, f[0].exp())
-    assert_mean((y - f.exp()).square(), f[0].exp())
+    assert set(Bernoulli().sample(repeated(f), generator()).unique().tolist()) == {0.0, 1.0}
+    counts = Poisson().sample(repeated(f), generator())
+    assert torch.equal(counts, counts.round()) and counts.max() > 1
 
 
 @pytest.mark.parametrize("case", PROBABILISTIC, ids=[case.name for case in PROBABILISTIC])

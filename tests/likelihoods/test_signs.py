@@ -9,7 +9,7 @@ import torch
 
 from lapkernels.likelihoods import Categorical
 from lapkernels.likelihoods.likelihood import Signs
-from tests.likelihoods.cases import CASES, Case, by_name, normal
+from tests.likelihoods.cases import CASES, Case, by_name, every_case, normal
 from tests.likelihoods.oracle import assert_close, drawn, factor, hessian
 
 # The signs of a categorical belong to C columns, one more than its rank: tested by themselves.
@@ -25,7 +25,7 @@ def test_a_draw_is_the_sum_of_all_columns_with_signs(case: Case) -> None:
     assert_close(made, torch.einsum("nov,knv->kno", factor(columns), e).to(made.dtype))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@every_case
 def test_second_moment_over_all_signs_is_the_hessian(case: Case) -> None:
     # The draw is linear in the signs, so that E[s sᵀ] is the sum over one sign at a time.
     columns = case.likelihood.columns(case.f, case.y)
@@ -34,7 +34,7 @@ def test_second_moment_over_all_signs_is_the_hessian(case: Case) -> None:
     assert_close(torch.einsum("kno,knp->nop", s, s), hessian(case))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
+@every_case
 def test_a_period_of_draws_has_the_hessian(case: Case) -> None:
     columns = case.likelihood.columns(case.f, case.y)
     signs = Signs((len(case.f), columns.signed), torch.Generator().manual_seed(0), case.f.device)

@@ -12,7 +12,7 @@ from torch import nn
 import lapkernels as lk
 from lapkernels.likelihoods import resolve
 from lapkernels.ops.serving import forced
-from tests.curvature import check, op_oracle, oracle
+from tests.curvature import check, op_oracle
 from tests.curvature.op_recording import recorded
 from tests.curvature.zoo import ZOO
 
@@ -30,14 +30,6 @@ def diag(problem: check.Problem, method: str = "exact", **options: object) -> lk
         )
     assert found.count == len(problem.f)
     return found
-
-
-def test_labels_that_are_ignored() -> None:
-    problem = check.problem(ZOO["image-to-image"], "categorical")
-    y = problem.y.clone()
-    y[0, :2], y[1, 0, 0] = -100, -100
-    true = oracle.diag(oracle.ggn(problem.model, problem.x, y, "categorical"), problem.model)
-    check.assert_close(lk.diag(problem.model, (problem.x, y), "categorical"), true)
 
 
 def test_losses_of_torch_are_likelihoods() -> None:
@@ -185,28 +177,19 @@ def test_a_sign_does_not_matter_to_one_column(noise: str) -> None:
     assert all(torch.equal(found[name], value) for name, value in exact.items())
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["given", "torch's own"])
 @pytest.mark.parametrize("sampler", ["labels", "signs"])
-def test_a_generator_makes_samples_again(sampler: str) -> None:
+def test_a_generator_makes_samples_again(sampler: str, own: bool) -> None:
     problem = check.problem(ZOO["residual"], "categorical")
+    generator = torch.Generator() if own else None
 
     def run(seed: int) -> lk.Diagonal:
-        generator = torch.Generator().manual_seed(seed)
+        (torch.manual_seed if generator is None else generator.manual_seed)(seed)
         return diag(problem, "mc", samples=3, sampler=sampler, generator=generator)
 
     first, again, other = run(0), run(0), run(1)
     assert all(torch.equal(first[name], value) for name, value in again.items())
     assert not any(torch.equal(first[name], value) for name, value in other.items())
-
-
-def test_torchs_own_generator_makes_samples_again() -> None:
-    problem = check.problem(ZOO["residual"], "categorical")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        first, second = diag(problem, "mc"), diag(problem, "mc")
-        torch.manual_seed(3)
-        again = diag(problem, "mc")
-    assert all(torch.equal(first[name], value) for name, value in again.items())
-    assert not all(torch.equal(first[name], value) for name, value in second.items())
 
 
 def test_samples_one_at_a_time_are_said_to_be_slow() -> None:

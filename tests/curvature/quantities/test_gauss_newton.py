@@ -9,20 +9,9 @@ import torch
 from torch import Tensor
 
 import lapkernels as lk
-from tests.curvature import oracle, refusals
+from tests.curvature import oracle
 from tests.curvature.check import close, made
 from tests.curvature.zoo import ZOO
-
-
-@pytest.mark.parametrize("case", refusals.params("handle")[:2])
-def test_products_with_custom_gradients(case: refusals.Case) -> None:
-    model, x = case.make()
-    y = oracle.labels(oracle.call(model, x).detach(), "gaussian")
-    matrix = oracle.ggn(model, x, y)
-    v = torch.randn(len(matrix), dtype=torch.float64)
-    found = lk.ggn_product(model, (x, y), v)
-    assert isinstance(found, Tensor)
-    close(found, matrix @ v)
 
 
 def test_products_by_name_over_batches() -> None:

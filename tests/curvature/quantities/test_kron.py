@@ -90,29 +90,6 @@ def test_embedding_is_a_linear_layer_on_one_hot_tokens(sharing: Sharing) -> None
     assert read["0.weight"].output.shape == (1, 3, 3)
 
 
-def test_products_and_sums_are_linear_layers() -> None:
-    """Torch runs a Linear layer as one op or as two; written out, it has the same factors."""
-    layer, x = nn.Linear(3, 4).double(), torch.randn(5, 2, 3, dtype=torch.float64)
-    nets = [
-        Net(lambda net, x: torch.tanh(net.layer(x)), layer=layer),
-        Net(lambda net, x: torch.tanh(x @ net.layer.weight.T + net.layer.bias), layer=layer),
-        Net(
-            lambda net, x: torch.tanh(
-                torch.einsum("nti,oi->nto", x, net.layer.weight) + net.layer.bias
-            ),
-            layer=layer,
-        ),
-    ]
-    strided = torch.randn(5, 3, 2, dtype=torch.float64).copy_(x.mT).mT
-    for sharing in SHARINGS:
-        first = lk.kron(nets[0], x, method="exact", sharing=sharing)
-        for net in nets:
-            for inputs in (x, strided):
-                found = lk.kron(net, inputs, method="exact", sharing=sharing)
-                for name in first:
-                    close(found.dense(name), first.dense(name))
-
-
 def test_calls_of_a_module_that_get_the_same_columns() -> None:
     layers = nn.ModuleList(nn.Linear(3, 2, dtype=torch.float64) for _ in range(3))
     one = Net(lambda net, x: net.layer(x) + net.layer(2 * x) + net.layer(3 * x), layer=layers[0])
