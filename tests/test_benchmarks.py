@@ -21,6 +21,7 @@ from benchmarks.plots import plot
 from benchmarks.registry import Family, Method, load
 from benchmarks.rows import Row
 from tests.programs import printed
+from tests.test_scaling import entry
 
 CPU = torch.device("cpu")
 METHODS = [
@@ -243,11 +244,11 @@ def test_from_pytest_to_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     command = ["-m", "pytest", "benchmarks", "--quick", "-q", "-p", "no:xdist"]
     printed(*command, "--benchmark-only", f"--benchmark-json={written}", "-k", selection)
     data = json.loads(written.read_text())
-    for entry in data["benchmarks"]:
-        assert 0 < entry["stats"]["min"] < 10
-        assert entry["stats"]["rounds"] == 3
+    for row in data["benchmarks"]:
+        assert 0 < row["stats"]["min"] < 10
+        assert row["stats"]["rounds"] == 3
         if sys.platform == "linux":
-            assert 0 <= entry["extra_info"]["peak_extra_bytes"] < 1e8
+            assert 0 <= row["extra_info"]["peak_extra_bytes"] < 1e8
     report.main([str(written), "--out", str(tmp_path)])
     text = (tmp_path / "report.md").read_text()
     assert "## jacobian_squared_sum" in text
@@ -271,18 +272,15 @@ def test_sizes_of_ops_can_be_drawn(name: str, tmp_path: Path) -> None:
 def test_report_shows_ratios_refusals_and_plots(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     benchmarks = [
-        {
-            "stats": {"min": seconds * resolution},
-            "extra_info": {
-                "family": "op",
-                "case": f"c{channels}-r{resolution}",
-                "size": {"inputs": channels, "resolution": resolution, "columns": 9},
-                "method": method,
-                "kind": kind,
-                "error": 1e-7,
-                "peak_extra_bytes": 1000 * resolution,
-            },
-        }
+        entry(
+            "op",
+            {"inputs": channels, "resolution": resolution, "columns": 9},
+            method,
+            seconds * resolution,
+            kind=kind,
+            case=f"c{channels}-r{resolution}",
+            peak=1000 * resolution,
+        )
         for channels in (1, 16)
         for resolution in (32, 64)
         for method, kind, seconds in (("lapkernels", "ours", 1e-5), ("matmul", "torch", 4e-5))
@@ -298,26 +296,12 @@ def test_report_shows_ratios_refusals_and_plots(tmp_path: Path) -> None:
 
 def test_report_has_one_table_of_all_methods_for_networks(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
+    timed = (("peer", "peer", 8e-3), ("pass", "unit", 1e-3), ("lapkernels", "ours", 5e-4))
     benchmarks = [
-        {
-            "stats": {"min": seconds},
-            "extra_info": {
-                "family": "diag",
-                "case": f"net-r{resolution}-n4",
-                "size": {"network": "net", "resolution": resolution, "samples": 4},
-                "method": method,
-                "kind": kind,
-                "error": None,
-                "peak_extra_bytes": 2_000_000,
-            },
-        }
-        for resolution in (32, 64)
-        for method, kind, seconds in (
-            ("peer", "peer", 8e-3),
-            ("pass", "unit", 1e-3),
-            ("lapkernels", "ours", 5e-4),
-        )
-        if (method, resolution) != ("peer", 64)
+        entry("diag", size, method, seconds, kind=kind, peak=2_000_000, error=None)
+        for size in ({"network": "net", "resolution": r, "samples": 4} for r in (32, 64))
+        for method, kind, seconds in timed
+        if (method, size["resolution"]) != ("peer", 64)
     ]
     refused = [
         {"family": "diag", "case": "net-r32-n4", "method": "other", "reason": "wrong: error 1"},

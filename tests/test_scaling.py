@@ -12,24 +12,32 @@ from benchmarks import scaling
 from benchmarks.registry import load
 
 
-def entry(family: str, method: str, resolution: int, seconds: float, peak: int) -> dict[str, Any]:
-    size = {"network": "conv5", "resolution": resolution, "samples": 1}
-    info = {
-        "family": family,
-        "case": f"conv5-r{resolution}-n1",
-        "method": method,
-        "kind": "ours",
-        "size": size,
-        "error": 0.0,
-        "peak_extra_bytes": peak,
-    }
+def entry(
+    family: str,
+    size: dict[str, Any],
+    method: str,
+    seconds: float,
+    *,
+    kind: str = "ours",
+    case: str = "",
+    peak: int | None = 10**6,
+    error: float | None = 0.0,
+) -> dict[str, Any]:
+    """What a benchmark writes of one method at one size."""
+    case = case or f"{size['network']}-r{size['resolution']}-n{size['samples']}"
+    info = {"family": family, "case": case, "size": size, "method": method, "kind": kind}
+    info |= {"error": error, "peak_extra_bytes": peak}
     return {"extra_info": info, "stats": {"min": seconds}}
+
+
+def conv5(resolution: int) -> dict[str, Any]:
+    return {"network": "conv5", "resolution": resolution, "samples": 1}
 
 
 def run_of(power: float) -> dict[str, Any]:
     """Times that grow as this power of the pixels, and memory that does not grow."""
     entries = [
-        entry("diag_approx", "lapkernels", r, 1e-6 * (r * r) ** power, 10**6)
+        entry("diag_approx", conv5(r), "lapkernels", 1e-6 * (r * r) ** power)
         for r in reversed(scaling.RESOLUTIONS)
     ]
     return {"benchmarks": entries, "refused": [], "machine_info": {}}
@@ -66,14 +74,14 @@ def test_what_was_refused_is_in_the_table_and_not_tried_at_larger_sizes(
 ) -> None:
     monkeypatch.setattr(scaling, "RESULTS", tmp_path)
     why = {"family": "diag_exact", "case": "conv5-r64-n1", "method": "BackPACK"}
-    timed = [entry("diag_exact", method, 32, 1.0, 10**6) for method in ("lapkernels", "BackPACK")]
+    timed = [entry("diag_exact", conv5(32), method, 1.0) for method in ("lapkernels", "BackPACK")]
     first = {"benchmarks": timed, "refused": [{**why, "reason": "too slow: a call takes long"}]}
     scaling.split({**first, "machine_info": {}}, "diag_exact", [32, 64])
     assert scaling.candidates("diag_exact", 32) == ["lapkernels", "BackPACK"]
     assert scaling.candidates("diag_exact", 64) == ["lapkernels"]
     assert scaling.candidates("diag_exact", 256) == ["lapkernels"]
     # A piece that is measured anew keeps the reason.
-    again = [entry("diag_exact", "lapkernels", 64, 4.0, 10**6)]
+    again = [entry("diag_exact", conv5(64), "lapkernels", 4.0)]
     run = {"benchmarks": again, "refused": [], "machine_info": {}}
     scaling.split(run, "diag_exact", [64])
     scaling.main(["--out", str(tmp_path / "out"), "--draw"])

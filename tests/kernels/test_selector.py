@@ -114,36 +114,54 @@ def test_a_thread_does_not_see_the_block_of_another() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("backend", ["auto", "cpp"])
+@pytest.mark.parametrize("backend", ["auto", "cpp", "reference"])
 @pytest.mark.usefixtures("library")
 def test_compiled_serves(backend: str, dtype: torch.dtype) -> None:
     x = torch.ones(2, dtype=dtype)
     with use_backend(backend):
-        assert compiled("known", x, None, x) is kernel
+        assert compiled("known", x, None, x) is (None if backend == "reference" else kernel)
 
 
-@pytest.mark.usefixtures("library")
-def test_reference_forced_means_no_kernel() -> None:
-    with use_backend("reference"):
-        assert compiled("known", torch.ones(2)) is None
+@pytest.fixture
+def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton with two ops, in its interpreter."""
+    monkeypatch.setattr(triton, "absent", lambda: None)
+    monkeypatch.setattr(triton, "interpreted", lambda: True)
+    monkeypatch.setattr(triton, "MODULES", {"known": "known", "jacobian_gram": "jacobian_gram"})
+    monkeypatch.setattr(triton, "triton_op", lambda op: other_kernel)
 
 
-UNSUITABLE = [
-    ("known", [torch.ones(2, dtype=torch.float16)], "dtype torch.float16"),
-    ("known", [torch.ones(2, dtype=torch.int64)], "dtype torch.int64"),
-    ("known", [torch.ones(2), torch.ones(2, dtype=torch.float64)], "torch.float64 are mixed"),
-    ("known", [torch.ones(2), torch.ones(2, device="meta")], "on meta"),
-    ("unknown", [torch.ones(2)], "no kernel of that name"),
+def other_kernel(*arguments: Any) -> None:
+    """Stands for a Triton op."""
+
+
+ONE, INTEGERS, HALF = torch.ones(2), torch.ones(2, dtype=torch.int64), torch.ones(2).half()
+META, BOTH = torch.ones(2, device="meta"), torch.ones(2, 1, 1, 1)
+UNSUITABLE: list[tuple[str, str, list[torch.Tensor], str]] = [
+    ("cpp", "known", [HALF], "dtype torch.float16"),
+    ("cpp", "known", [INTEGERS], "dtype torch.int64"),
+    ("cpp", "known", [ONE, ONE.double()], "torch.float64 are mixed"),
+    ("cpp", "known", [ONE, META], "on meta"),
+    ("cpp", "unknown", [ONE], "no kernel of that name"),
+    ("cuda", "known", [ONE], "built without CUDA"),
+    ("triton", "unknown", [ONE], "no Triton kernel of that name"),
+    ("triton", "known", [INTEGERS], "dtype torch.int64"),
+    ("triton", "known", [ONE, HALF], "are mixed"),
+    ("triton", "known", [META], "on meta"),
+    ("triton", "jacobian_gram", [BOTH, BOTH], "both tensors depend"),
 ]
 
 
-@pytest.mark.parametrize(("op", "tensors", "reason"), UNSUITABLE)
-@pytest.mark.usefixtures("library")
-def test_unsuitable_arguments(op: str, tensors: list[torch.Tensor], reason: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert compiled(op, *tensors) is None
-    with use_backend("cpp"), pytest.raises(RuntimeError, match=f"cannot serve {op}: .*{reason}"):
+@pytest.mark.parametrize(("backend", "op", "tensors", "reason"), UNSUITABLE)
+@pytest.mark.usefixtures("library", "interpreter")
+def test_unsuitable_arguments(
+    backend: str, op: str, tensors: list[torch.Tensor], reason: str
+) -> None:
+    if backend == "cpp":
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert compiled(op, *tensors) is None
+    with use_backend(backend), pytest.raises(RuntimeError, match=f"cannot serve {op}: .*{reason}"):
         compiled(op, *tensors)
 
 
@@ -247,25 +265,6 @@ def test_forced_cuda_refuses_tensors_of_the_cpu() -> None:
         compiled("known", torch.ones(2))
 
 
-@pytest.mark.usefixtures("library")
-def test_library_without_cuda_says_so() -> None:
-    with use_backend("cuda"), pytest.raises(RuntimeError, match="built without CUDA"):
-        compiled("known", torch.ones(2))
-
-
-@pytest.fixture
-def interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton with the one op `known`, in its interpreter."""
-    monkeypatch.setattr(triton, "absent", lambda: None)
-    monkeypatch.setattr(triton, "interpreted", lambda: True)
-    monkeypatch.setattr(triton, "MODULES", {"known": "known"})
-    monkeypatch.setattr(triton, "triton_op", lambda op: other_kernel)
-
-
-def other_kernel(*arguments: Any) -> None:
-    """Stands for a Triton op."""
-
-
 @pytest.mark.usefixtures("library", "interpreter")
 def test_triton_is_interpreted_only_if_forced() -> None:
     assert compiled("known", torch.ones(2)) is kernel
@@ -282,21 +281,6 @@ def test_triton_is_not_taken_for_the_missing_library() -> None:
         assert compiled("known", torch.ones(2)) is None
 
 
-NOT_TRITON = [
-    ("unknown", [torch.ones(2)], "no Triton kernel of that name"),
-    ("known", [torch.ones(2, dtype=torch.int64)], "dtype torch.int64"),
-    ("known", [torch.ones(2), torch.ones(2, dtype=torch.float16)], "are mixed"),
-    ("known", [torch.ones(2, device="meta")], "on meta"),
-]
-
-
-@pytest.mark.parametrize(("op", "tensors", "reason"), NOT_TRITON)
-@pytest.mark.usefixtures("interpreter")
-def test_triton_says_why_not(op: str, tensors: list[torch.Tensor], reason: str) -> None:
-    with use_backend("triton"), pytest.raises(RuntimeError, match=f"cannot serve {op}: .*{reason}"):
-        compiled(op, *tensors)
-
-
 def test_without_triton_or_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton, "absent", lambda: "triton is not installed")
     with use_backend("triton"):
@@ -308,14 +292,6 @@ def test_without_triton_or_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
             compiled("jacobian_gram", torch.ones(1), torch.ones(1))
         (row,) = [row for row in report(["jacobian_gram"]) if row.device == "cpu"]
         assert row.backend is None and "TRITON_INTERPRET" in row.reasons["triton"]
-
-
-@pytest.mark.usefixtures("library", "interpreter")
-def test_columns_in_both_tensors_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "MODULES", {"jacobian_gram": "jacobian_gram"})
-    both = torch.ones(2, 1, 1, 1)
-    with use_backend("triton"), pytest.raises(RuntimeError, match="both tensors depend"):
-        compiled("jacobian_gram", both, both)
 
 
 @pytest.fixture

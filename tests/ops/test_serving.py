@@ -18,7 +18,9 @@ from lapkernels import ops
 from lapkernels.kernels import NATIVE, selector
 from lapkernels.ops import OPS, Geometry, serving
 from lapkernels.ops.base.correlation import canonical
+from lapkernels.ops.base.matrix_products import takes_few
 from lapkernels.ops.base.registration import Op
+from lapkernels.ops.kronecker_input import moments_by_library
 from lapkernels.ops.scaled_product import banded_product
 
 pytestmark = pytest.mark.skipif(NATIVE.path is None, reason=f"no compiled library: {NATIVE.reason}")
@@ -133,6 +135,27 @@ def test_the_table_decides(row: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("row", serving.TABLE.values(), ids=list(serving.TABLE))
 def test_rows_say_what_they_are(row: serving.Row) -> None:
     assert all((row.ops, row.by, row.where, row.measured, row.holds.__doc__))
+
+
+def test_layouts_and_sizes_that_are_left_to_the_kernels() -> None:
+    few = serving.FEW_COLUMNS
+    s, x = draw(1, 3, 4, 5).mT, draw(1, 3, 4, 6).mT
+    wide = torch.ones(1, 1, 2, serving.JACOBIAN // 5 + 1).mT
+    left = [(s.expand(few + 1, -1, -1, -1), x), (s, x.expand(2, -1, -1, -1)), (s.contiguous(), x)]
+    assert takes_few(s, x)
+    assert not any(
+        takes_few(*pair) for pair in [*left, (s, x.contiguous()), (s[:, :1, :, :2], wide)]
+    )
+    rows, features = serving.MOMENT_ROWS, serving.MOMENT_FEATURES
+    channels, many = serving.MOMENT_CHANNELS, serving.MOMENT_POSITIONS
+    for served in ((rows, features + 1, 1), (rows + 1, features, 1), (2, channels, many)):
+        assert moments_by_library(draw(*served)) is not None
+    for left_over in (
+        (rows + 1, features + 1, 1),
+        (2, channels + 1, many),
+        (2, channels, many - 1),
+    ):
+        assert moments_by_library(draw(*left_over)) is None
 
 
 def test_an_op_says_who_serves_it() -> None:

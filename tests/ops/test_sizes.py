@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lapkernels.ops import conv_weight, squared_conv_input
+from lapkernels.ops import conv_weight, serving, squared_conv_input
+from lapkernels.ops.base.matrix_products import CHUNK
 from tests.ops import oracle
 from tests.ops.cases import Layer, draw, layer_of, over
 from tests.ops.compare import assert_same, assert_same_bits, assert_within, exact_in
@@ -97,6 +98,61 @@ def test_strided_lines(layer: Layer) -> None:
     channels_last = data.s.movedim(2, -1).contiguous().movedim(-1, 2)
     for s in (sparse, turned, channels_last):
         assert_same(SQUARED_SUM.run(replace(data, s=s, x=data.x.mT.contiguous().mT)), wanted)
+
+
+# Sizes that torch's products serve: few columns on sequences, in chunks of samples; few rows or
+# features; few channels at many positions. And one more of each, for the kernels.
+FEW_COLUMNS = [
+    layer_of("linear", 1, 1, 2, n=1, v=1),
+    layer_of("linear", 4, 7, 3, n=5, v=1),
+    *(
+        layer_of("linear", 5, 2, 9, n=6, v=v)
+        for v in (serving.FEW_COLUMNS, serving.FEW_COLUMNS + 1)
+    ),
+    layer_of("linear", CHUNK // 32, 16, 2, n=9, v=2),
+]
+ROWS, FEATURES = serving.MOMENT_ROWS, serving.MOMENT_FEATURES
+CHANNELS_AT_MANY = serving.MOMENT_CHANNELS
+SECOND_MOMENTS = [
+    *(
+        layer_of("linear", features, features, n=n)
+        for features, n in (
+            (3, 5),
+            (FEATURES + 1, ROWS),
+            (FEATURES, ROWS + 1),
+            (FEATURES + 1, ROWS + 1),
+        )
+    ),
+    layer_of("linear", FEATURES + 8, 4, ROWS // 2, n=2),
+    layer_of("linear", 6, 6, 9, n=40),
+    *(
+        layer_of("conv1d", channels, channels, serving.MOMENT_POSITIONS, kernel_size=1)
+        for channels in (1, 3, CHANNELS_AT_MANY, CHANNELS_AT_MANY + 1)
+    ),
+    layer_of("conv2d", 6, 6, 3, serving.MOMENT_POSITIONS, n=4, kernel_size=1, groups=2),
+]
+
+
+@over(FEW_COLUMNS)
+@pytest.mark.usefixtures("backend")
+def test_few_columns_on_sequences(layer: Layer) -> None:
+    assert_exact(layer, "jacobian_squared_sum")
+
+
+@over(SECOND_MOMENTS)
+@pytest.mark.usefixtures("backend")
+def test_second_moments(layer: Layer) -> None:
+    assert_exact(
+        layer, *(name for name in BY_NAME if name.startswith("kronecker") and "bias" not in name)
+    )
+
+
+@pytest.mark.usefixtures("backend")
+def test_one_nan_stays_in_its_row() -> None:
+    data = draw(FEW_COLUMNS[1]).map(torch.clone, "s")
+    data.s[0, 1, 2, 3] = torch.nan
+    found = SQUARED_SUM.run(data).isnan()
+    assert found[3].all() and not found[[0, 1, 2, 4, 5, 6]].any()
 
 
 # Of many channels vectors run along them.
