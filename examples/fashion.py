@@ -156,7 +156,7 @@ def run(
         accuracy = float((p.argmax(1) == y).double().mean())
         auroc = float(roc_auc_score(outside, entropy))
         scores[method] = [
-            accuracy, -float(log_likelihood(p, y).mean()), curves[method].expected_error, auroc
+            accuracy, -float(log_likelihood(p, y).mean()), curves[method].ece, auroc
         ]  # fmt: skip
         print(f"{method:<20}", *(f"{score:.3f}" for score in scores[method]), flush=True)
     return scores, curves

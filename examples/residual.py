@@ -151,4 +151,4 @@ class Scores:
         """From probabilities [N, C] and labels [N]."""
         nll = -p.gather(1, y.unsqueeze(1)).clamp_min(1e-30).log().mean()
         right = (p.argmax(1) == y).double().mean()
-        return cls(float(nll), float(right), calibration(p, y).expected_error)
+        return cls(float(nll), float(right), calibration(p, y).ece)

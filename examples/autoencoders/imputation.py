@@ -54,8 +54,8 @@ def scores(model: nn.Module, filled: Tensor, x: Tensor, y: Tensor, observed: Ten
     kept = calibration(probabilities(model, torch.where(observed, x, filled)), y)
     return [
         *(error, float((p.argmax(1) == y).double().mean())),
-        *(found.expected_error, found.maximum_error, found.root_mean_squared_error),
-        kept.expected_error,
+        *(found.ece, found.mce, found.rmsce),
+        kept.ece,
     ]
 
 

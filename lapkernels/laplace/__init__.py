@@ -7,11 +7,18 @@ from lapkernels.laplace.diagnostics import (
     effective_parameters,
     l_curve,
 )
+from lapkernels.laplace.evaluation import Comparison, Evaluation
 from lapkernels.laplace.laplace import Laplace
 from lapkernels.laplace.linearised import Optimum
 from lapkernels.laplace.normalised import normalised_groups
 from lapkernels.laplace.online import OnlineEvidence
-from lapkernels.laplace.plots import plot_bands, plot_l_curve, plot_matrix, plot_spectrum
+from lapkernels.laplace.plots import (
+    plot_bands,
+    plot_calibration,
+    plot_l_curve,
+    plot_matrix,
+    plot_spectrum,
+)
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prediction import Prediction
 from lapkernels.laplace.prior import Prior
@@ -19,6 +26,8 @@ from lapkernels.laplace.swag import Swag
 
 __all__ = [
     "Calibration",
+    "Comparison",
+    "Evaluation",
     "LCurve",
     "Laplace",
     "OnlineEvidence",
@@ -33,6 +42,7 @@ __all__ = [
     "l_curve",
     "normalised_groups",
     "plot_bands",
+    "plot_calibration",
     "plot_l_curve",
     "plot_matrix",
     "plot_spectrum",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -20,6 +21,7 @@ from lapkernels.curvature.passes.passes import with_progress
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.structures import Structure, Subject
 from lapkernels.laplace.weights import fingerprint_of
+from lapkernels.likelihoods import Categorical, Likelihood
 
 # Options that every structure takes.
 COMMON_OPTIONS = ("memory_budget",)
@@ -213,6 +215,7 @@ def _measured(
     @torch.no_grad()
     def see(f: Tensor, y: Any) -> None:
         nonlocal total
+        warn_of_probabilities(f, subject.likelihood)
         if y is None:
             seen = Measured(None, len(f), None, None)
         else:
@@ -222,6 +225,19 @@ def _measured(
         total = merged(total, seen)
 
     return structure.measure(subject, Observed(data, see), basis), total
+
+
+def warn_of_probabilities(f: Tensor, likelihood: Likelihood) -> None:
+    """Warn if the outputs of classes look like probabilities, not logits."""
+    if not isinstance(likelihood, Categorical) or not bool((f >= 0).all()):
+        return
+    total = f.sum(likelihood.dim)
+    if bool(((total - 1).abs() < 1e-3).all()):
+        warnings.warn(
+            "the model's outputs are probabilities, as they are positive and add up to 1 over the "
+            "classes, but logits are needed: leave the softmax out of the model",
+            stacklevel=2,
+        )
 
 
 def digest(batch: Batch) -> str:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from lapkernels.curvature.data.batches import Output, check_choice
+from lapkernels.curvature.data.batches import Output, batches_of, check_choice, is_batch, unlabelled
 from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
@@ -32,12 +34,14 @@ from lapkernels.laplace.choosing import (
     separate_groups,
     warn_of,
 )
+from lapkernels.laplace.evaluation import Comparison, Evaluation, compare, evaluate
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
 from lapkernels.laplace.held_out import curves_of
 from lapkernels.laplace.linearised import Optimum, Solver, find_optimum
+from lapkernels.laplace.plots import plot_calibration
 from lapkernels.laplace.posterior import Posterior
-from lapkernels.laplace.prediction import How, Link, Prediction, predict
+from lapkernels.laplace.prediction import How, Link, Prediction, joined, predict
 from lapkernels.laplace.prior import Given, Prior, resolve_prior
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.laplace.structures import STRUCTURES, Subject
@@ -278,15 +282,67 @@ class Laplace:
         ``how``: "linearised" (the model's own output as mean, J Σ Jᵀ as covariance), "propagated"
         (variances passed forward, all outputs at the cost of about two passes, an approximation),
         or "weights" (an average over ``samples`` drawn models). ``link`` gives class probabilities:
-        "probit", "mc", "bridge" or "mean_field". ``joint`` adds the covariance between outputs,
+        "probit", "mc", "bridge" or "mean_field". ``x`` is a batch or a loader, whose labels are
+        dropped. ``joint`` adds the covariance between outputs,
         ``outputs`` for some of the flattened outputs alone, [k] or [N, k].
         """
-        return predict(
-            self.model, x, self.posterior, self.likelihood,
-            how=how, link=link, joint=joint, outputs=outputs, samples=samples,
-            generator=generator, output=self.output if output is None else output,
-            memory_budget=memory_budget, temperature=self.temperature,
-        )  # fmt: skip
+        parts: list[Prediction] = []
+        done = 0
+        for inputs in self.batches_to_predict(x):
+            own = outputs
+            if outputs is not None and outputs.dim() == 2 and not is_batch(x):
+                (batch,) = batches_of([(inputs, None)])
+                own = outputs[done : done + batch.count]
+            found = predict(
+                self.model, inputs, self.posterior, self.likelihood,
+                how=how, link=link, joint=joint, outputs=own, samples=samples,
+                generator=generator, output=self.output if output is None else output,
+                memory_budget=memory_budget, temperature=self.temperature,
+            )  # fmt: skip
+            done += len(found.mean)
+            parts.append(found)
+        return joined(parts)
+
+    def batches_to_predict(self, x: Any) -> Iterator[Any]:
+        """The inputs of each batch of ``x``, labels dropped."""
+        yield from unlabelled(self.model, x, labelled=True)
+
+    @property
+    def network_likelihood(self) -> Likelihood:
+        """The likelihood of the network alone: its noise is that of the training data."""
+        known, measured = self.fitted_likelihood, self.measured
+        if not isinstance(known, Gaussian) or measured is None or not measured.nll:
+            return self.likelihood
+        return replace(known, variance=known.variance * (2 * measured.nll / measured.targets))
+
+    def evaluate(self, data: Any, shifted: Any = None, **options: Any) -> Evaluation:
+        """Scores of predictions of labelled ``data``, beside those of the network alone.
+
+        Accuracy, NLL, ECE and Brier score of classes; RMSE, NLL and coverage of a regression. With
+        ``shifted``, inputs of another kind, the AUROC of telling them from ``data`` by the
+        confidence. ``options`` are those of :meth:`predict`.
+        """
+        return evaluate(self, data, shifted, **options)
+
+    def plot_calibration(self, data: Any, axes: Any = None, **options: Any) -> Any:
+        """Reliability of class probabilities before and after, and histograms of confidence."""
+        return plot_calibration(self.evaluate(data, **options), axes)
+
+    def compare(
+        self,
+        structures: Iterable[str | Mapping[str, Any]],
+        train: Any,
+        held_out: Any,
+        data: Any,
+        shifted: Any = None,
+    ) -> Comparison:
+        """Fit each structure on ``train``, tune it on ``held_out``, and evaluate it on ``data``.
+
+        A structure is a name, or a dict of arguments of :class:`Laplace`; the model, likelihood and
+        output are those of this posterior, which stays as it is.
+        """
+        make = partial(Laplace, self.model, self.fitted_likelihood, output=self.output)
+        return compare(make, structures, train, held_out, data, shifted)
 
     def sample(self, count: int, generator: torch.Generator | None = None) -> dict[str, Tensor]:
         """Parameters drawn from the posterior, [count, *shape] by name."""
@@ -310,6 +366,29 @@ class Laplace:
         ``likelihood`` is needed only for a loss function of your own, which no file can hold.
         """
         return saved.load(cls, Path(path), model, likelihood)
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.parameters.values())
+        known = self.measured
+        lines = [
+            f"Laplace of {type(self.model).__name__}, {type(self.fitted_likelihood).__name__}",
+            f"  structure: {self.structure}, method: {self.method}, {count:,} uncertain parameters",
+            "  not fitted: call fit(data)"
+            if known is None
+            else f"  fitted to {known.samples} samples",
+        ]
+        values = torch.cat([value.flatten().cpu() for value in self.prior.values.values()])
+        low, high = float(values.min()), float(values.max())
+        spread = f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"
+        lines.append(f"  prior precision: {spread}")
+        if isinstance(self.likelihood, Gaussian):
+            lines.append(f"  variance of the noise: {self.likelihood.variance}")
+        if self.temperature != 1:
+            lines.append(f"  temperature: {self.temperature:.4g}")
+        if self.choice is not None:
+            plain, chosen, count = self.choice.plain, self.choice.chosen, self.choice.count
+            lines.append(f"  {count} held-out targets: NLL {chosen:.4f}, network alone {plain:.4f}")
+        return "\n".join(lines)
 
     def _fitted(self) -> Measured:
         if self.measured is None:

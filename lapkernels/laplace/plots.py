@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.laplace.diagnostics import LCurve, effective_parameters
+from lapkernels.laplace.evaluation import Evaluation
 from lapkernels.laplace.prediction import Prediction
 
 # Rows and columns of a matrix's picture at most.
@@ -71,11 +72,40 @@ def plot_bands(x: Tensor, prediction: Prediction, ax: Any = None, noise: bool = 
     return ax
 
 
+def plot_calibration(evaluation: Evaluation, axes: Any = None) -> Any:
+    """Reliability of class probabilities before and after, and histograms of confidence.
+
+    ``axes`` are two: accuracy against confidence, and the share of samples in each bin.
+    """
+    if evaluation.calibrations is None:
+        raise ValueError("a regression has no class probabilities: see evaluate for its coverage")
+    if axes is None:
+        axes = _pyplot().subplots(1, 2, figsize=(9, 4))[1]
+    reliability, histogram = axes
+    reliability.plot([0, 1], [0, 1], color="black", linewidth=1)
+    for shift, (name, found) in enumerate(evaluation.calibrations.items()):
+        held, count = (found.count > 0).cpu(), found.count.cpu()
+        points = found.confidence.cpu()[held], found.accuracy.cpu()[held]
+        reliability.plot(*points, "o-", label=f"{name}, ECE {found.ece:.3f}")
+        left = torch.arange(len(count), device="cpu") / len(count)
+        width = 0.5 / len(count)
+        histogram.bar(left + shift * width, count / count.sum(), width, align="edge", label=name)
+    reliability.set(xlabel="confidence", ylabel="accuracy", xlim=(0, 1), ylim=(0, 1))
+    histogram.set(xlabel="confidence", ylabel="share of samples", xlim=(0, 1))
+    for ax in (reliability, histogram):
+        ax.legend()
+    return axes
+
+
 def _axes(ax: Any) -> Any:
     if ax is not None:
         return ax
+    return _pyplot().subplots()[1]
+
+
+def _pyplot() -> Any:
     try:
         from matplotlib import pyplot
     except ImportError as error:
         raise ImportError("pictures need matplotlib: pip install lapkernels[plot]") from error
-    return pyplot.subplots()[1]
+    return pyplot

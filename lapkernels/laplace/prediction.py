@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from lapkernels.curvature.data.batches import (
     check_choice,
 )
 from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
+from lapkernels.curvature.errors import NoBatch
 from lapkernels.laplace import links
 from lapkernels.laplace.forward import forward, positions_of
 from lapkernels.laplace.posterior import Posterior, normal
@@ -35,7 +36,7 @@ Link = Literal["probit", "mc", "bridge", "mean_field"]
 How = Literal["linearised", "propagated", "weights"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Prediction:
     """The predictive distribution of N inputs.
 
@@ -50,6 +51,19 @@ class Prediction:
     covariance: Tensor | None
     expected: Tensor | None
     likelihood: Likelihood
+
+    def __repr__(self) -> str:
+        kind, shape = type(self.likelihood).__name__, list(self.mean.shape)
+        std = self.std
+        lines = [f"Prediction, {kind}, mean {shape}, std {float(std.mean()):.3g} on average"]
+        if isinstance(self.likelihood, Categorical | Bernoulli) and self.expected is not None:
+            lines.append(f"  probabilities {list(self.expected.shape)}")
+        if self.covariance is not None:
+            lines.append(f"  covariance {list(self.covariance.shape)}")
+        if isinstance(self.likelihood, Gaussian | HeteroscedasticGaussian):
+            total = float(self.total_std.mean())
+            lines.append(f"  total_std, with the noise, {total:.3g} on average")
+        return "\n".join(lines)
 
     @property
     def std(self) -> Tensor:
@@ -120,6 +134,24 @@ class Prediction:
         kept = y != likelihood.ignore_index
         labels = y.where(kept, 0).long().unsqueeze(likelihood.dim)
         return p.log().gather(likelihood.dim, labels).squeeze(likelihood.dim).where(kept, 0)
+
+
+def joined(parts: Sequence[Prediction]) -> Prediction:
+    """The predictions of one batch after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    if not parts:
+        raise NoBatch("x holds no batch")
+
+    def together(name: str) -> Tensor | None:
+        found = [getattr(part, name) for part in parts]
+        return None if found[0] is None else torch.cat(found)
+
+    mean, variance, covariance, expected = map(
+        together, ("mean", "variance", "covariance", "expected")
+    )
+    assert mean is not None and variance is not None
+    return Prediction(mean, variance, covariance, expected, parts[0].likelihood)
 
 
 def predict(

@@ -96,7 +96,8 @@ class Categorical(Likelihood):
             return
         check_target_tensor(f, y)
         if y.is_floating_point():
-            check_target(f, y, f.shape, "class probabilities (y is floating) have the shape")
+            meaning = "class probabilities (y is floating; labels are y.long()) have the shape"
+            check_target(f, y, f.shape, meaning)
         elif y.dtype == torch.bool:
             raise TypeError("y has dtype torch.bool: integer labels or probabilities are needed")
         else:

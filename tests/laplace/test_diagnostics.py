@@ -18,10 +18,10 @@ def test_calibration_by_hand() -> None:
     # Bin (0.9, 1]: confidence 0.935, accuracy 0.5; (0.5, 0.6]: 0.6, 1; (0.6, 0.7]: 0.65, 1.
     gaps, counts = [0.435, 0.4, 0.35], [2, 1, 1]
     weighted = sum(g * c for g, c in zip(gaps, counts, strict=True)) / 4
-    assert found.expected_error == pytest.approx(weighted, rel=1e-6)
-    assert found.maximum_error == pytest.approx(0.435, rel=1e-6)
+    assert found.ece == pytest.approx(weighted, rel=1e-6)
+    assert found.mce == pytest.approx(0.435, rel=1e-6)
     squares = sum(g * g * c for g, c in zip(gaps, counts, strict=True)) / 4
-    assert found.root_mean_squared_error == pytest.approx(squares**0.5, rel=1e-6)
+    assert found.rmsce == pytest.approx(squares**0.5, rel=1e-6)
     with pytest.raises(ValueError, match=r"\[N, C\] and \[N\]"):
         laplace.calibration(p, y[:2])
 
@@ -31,8 +31,8 @@ def test_calibration_is_that_of_torchmetrics() -> None:
     torch.manual_seed(0)
     p, y = torch.randn(200, 4).softmax(1), torch.randint(4, (200,))
     found = laplace.calibration(p, y, bins=12)
-    norms = {"l1": found.expected_error, "l2": found.root_mean_squared_error}
-    for norm, value in {**norms, "max": found.maximum_error}.items():
+    norms = {"l1": found.ece, "l2": found.rmsce}
+    for norm, value in {**norms, "max": found.mce}.items():
         wanted = functional.multiclass_calibration_error(p, y, 4, n_bins=12, norm=norm)
         assert value == pytest.approx(float(wanted), rel=1e-5)
 

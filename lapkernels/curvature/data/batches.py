@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from torch import Tensor, nn
 
+from lapkernels.curvature.data.contents import plain
 from lapkernels.curvature.errors import NoBatch, Refused
 
 Output = Callable[[Any], Tensor] | str | int | None
@@ -84,17 +85,69 @@ def batches_of(data: Any) -> Iterator[Batch]:
         raise NoBatch("data holds no batch")
 
 
-def input_batches(x: Any) -> Observed:
-    """Inputs without labels as data: a tensor, tuple or dict is a batch, others hold batches."""
+def input_batches(model: nn.Module, x: Any) -> Observed:
+    """Inputs without labels as data: a tensor, tuple or dict is a batch, others hold batches.
+
+    Labels of a batch (inputs, labels) are dropped.
+    """
     observed = Observed.of(x)
-    inputs = observed.data
-    batches = [inputs] if isinstance(inputs, Tensor | Mapping | tuple) else inputs
+    batches = unlabelled(model, observed.data, labelled=False)
     return replace(observed, data=((batch, None) for batch in batches))
+
+
+def unlabelled(model: nn.Module, x: Any, *, labelled: bool) -> Iterator[Any]:
+    """The inputs of each batch, those of an iterable being ``labelled`` as in a data loader."""
+    if isinstance(x, Tensor | Mapping | tuple) or is_pair(x):
+        yield without_labels(model, x)
+    elif isinstance(x, Iterable):
+        yield from (without_labels(model, batch, labelled=labelled) for batch in x)
+    else:
+        raise TypeError(f"x is a {type(x).__name__}: inputs or an iterable of batches are needed")
+
+
+def is_pair(data: Any) -> bool:
+    """Whether a list is what a data loader gives, [inputs, labels], and not two batches."""
+    if not isinstance(data, list) or len(data) != 2 or not isinstance(data[1], Tensor):
+        return False
+    first, labels = data
+    if not isinstance(first, Tensor):
+        return isinstance(first, Mapping)
+    kinds = [(tensor.shape[1:], tensor.dtype) for tensor in (first, labels)]
+    return first.shape[:1] == labels.shape[:1] and kinds[0] != kinds[1]
+
+
+def without_labels(model: nn.Module, batch: Any, *, labelled: bool = False) -> Any:
+    """The inputs of a batch that may be (inputs, labels).
+
+    It is, if ``forward`` takes the first alone, and not both or the first holds several inputs.
+    With ``labelled`` it is whenever ``forward`` takes the first alone.
+    """
+    if not isinstance(batch, tuple | list):
+        return batch
+    if len(batch) != 2:
+        return tuple(batch)
+    inputs = batch[0]
+    if not (_is_inputs(inputs) or isinstance(inputs, list)):
+        return tuple(batch)
+    alone, both = (_takes(model, args) for args in (inputs, tuple(batch)))
+    several = not isinstance(inputs, Tensor)
+    return inputs if alone and (labelled or several or not both) else tuple(batch)
+
+
+def _takes(model: nn.Module, inputs: Any) -> bool:
+    """Whether the arguments of a model's ``forward`` can be these inputs."""
+    given = inputs if isinstance(inputs, tuple | list | Mapping) else (inputs,)
+    args, kwargs = ((), given) if isinstance(given, Mapping) else (given, {})
+    try:
+        signature(plain(model).forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def is_batch(data: Any) -> bool:
     """Whether this is one batch, of inputs or (inputs, labels), not a list of batches."""
-    if isinstance(data, Tensor | Mapping):
+    if isinstance(data, Tensor | Mapping) or is_pair(data):
         return True
     return isinstance(data, tuple) and len(data) == 2 and _is_inputs(data[0])
 
@@ -150,6 +203,17 @@ def check_names(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, An
                 "entries of a dict are given by name. Where the dict itself is one argument, put "
                 "it into a tuple: ((inputs,), labels)"
             ) from error
+
+
+def check_devices(model: nn.Module, batch: Batch, error: Exception) -> None:
+    """Say, after an error, that no input is where the model is."""
+    own = {parameter.device for parameter in model.parameters()}
+    given = {tensor.device for tensor in tensors_in((batch.args, batch.kwargs))}
+    if own and not own & given:
+        name, where = next(iter(own)), ", ".join(map(str, given))
+        raise ValueError(f"inputs are on {where}, the model on {name}: x.to({str(name)!r})") from (
+            error
+        )
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:

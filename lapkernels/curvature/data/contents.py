@@ -14,7 +14,10 @@ from torch import Tensor, nn
 from lapkernels.curvature.errors import Refused
 from lapkernels.ops import value_samples
 
-Parameters = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Parameter], bool] | None
+Parameter = str | nn.Module | nn.Parameter
+Parameters = (
+    Parameter | re.Pattern[str] | Iterable[Parameter] | Callable[[str, nn.Parameter], bool] | None
+)
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,9 @@ def plain(model: nn.Module) -> nn.Module:
 def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parameter]:
     """The chosen parameters by name, in the model's order.
 
-    ``params`` is None for all that require a gradient, a name, a list of names (a module's name
-    stands for all its parameters), a compiled pattern, or a predicate of name and parameter.
+    ``params`` is None for all that require a gradient, the name of a parameter or module, a
+    parameter or module itself, a list of such, a compiled pattern, or a predicate of name and
+    parameter. A module stands for all its parameters.
     """
     every = contents.parameters
     for name, parameter in every.items():
@@ -123,10 +127,13 @@ def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parame
         chosen = {name: p for name, p in every.items() if p.requires_grad}
     elif isinstance(params, re.Pattern):
         chosen = {name: p for name, p in every.items() if params.search(name)}
+    elif isinstance(params, Parameter):
+        picked = _picked(contents, [params])
+        chosen = {name: p for name, p in every.items() if id(p) in picked}
     elif callable(params):
         chosen = {name: p for name, p in every.items() if params(name, p)}
     else:
-        picked = _named(contents.aliases, [params] if isinstance(params, str) else list(params))
+        picked = _picked(contents, list(params))
         chosen = {name: p for name, p in every.items() if id(p) in picked}
     if not chosen:
         raise ValueError("params chooses no parameter of the model")
@@ -145,16 +152,38 @@ def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parame
     return chosen
 
 
-def _named(aliases: dict[str, nn.Parameter], names: list[str]) -> set[int]:
-    """Ids of parameters by their own name or a module's."""
+def _picked(contents: Contents, given: list[Parameter]) -> set[int]:
+    """Ids of parameters by their own name or a module's, or of those given themselves."""
+    aliases, every = contents.aliases, set(contents.firsts)
     picked: set[int] = set()
-    for given in names:
-        inside = (p for name, p in aliases.items() if name.startswith(given + "."))
-        found = [aliases[given]] if given in aliases else list(inside)
-        if not found:
-            raise ValueError(f"params: the model has no parameter or module {given!r}")
+    for one in given:
+        if isinstance(one, nn.Module):
+            found = list(one.parameters())
+        elif isinstance(one, Tensor):
+            found = [one]
+        elif isinstance(one, str):
+            inside = (p for name, p in aliases.items() if name.startswith(one + "."))
+            found = [aliases[one]] if one in aliases else list(inside)
+        else:
+            raise TypeError(
+                f"params has a {type(one).__name__}: names, modules or parameters are needed"
+            )
+        if not found and isinstance(one, str):
+            raise ValueError(
+                f"params: the model has no parameter or module {one!r}, but {_children(contents)}"
+            )
+        strange = [p for p in found if id(p) not in every]
+        if strange or not found:
+            kind = type(one).__name__
+            raise ValueError(f"params: the {kind} given has no parameter of this very model")
         picked.update(id(p) for p in found)
     return picked
+
+
+def _children(contents: Contents) -> str:
+    """The names of the model's first modules and parameters that have any."""
+    tops = list(dict.fromkeys(name.split(".")[0] for name in contents.aliases))
+    return ", ".join(map(repr, tops[:12])) + (", .." if len(tops) > 12 else "")
 
 
 _SCRIPTED = (

@@ -20,7 +20,14 @@ from lapkernels.curvature.backward.planner import (
     plan_columns,
     plan_mixed,
 )
-from lapkernels.curvature.data.batches import Batch, Output, batches_of, check_choice, selector
+from lapkernels.curvature.data.batches import (
+    Batch,
+    Output,
+    batches_of,
+    check_choice,
+    check_devices,
+    selector,
+)
 from lapkernels.curvature.data.contents import (
     Contents,
     Parameters,
@@ -240,7 +247,11 @@ class _Recorder:
         """The model's outputs, with gradients enabled, as it may register a hook on one."""
         subject = self.subject
         with random_state_kept(subject.model, batch.args, batch.kwargs), torch.enable_grad():
-            result = call_model(subject.model, batch.args, batch.kwargs)
+            try:
+                result = call_model(subject.model, batch.args, batch.kwargs)
+            except RuntimeError as error:
+                check_devices(subject.model, batch, error)
+                raise
             return selector(subject.output, batch.count)(result).detach()
 
     def sample(self, batch: Batch, n: int, together: Tensor, lost: SamplesLost) -> Pass:

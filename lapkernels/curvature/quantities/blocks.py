@@ -45,7 +45,7 @@ Method = Literal["exact", "mc", "empirical"]
 By = Literal["layer", "neuron", "kernel", "parameter"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Blocks(ByName[Tensor]):
     """Blocks of a curvature matrix; ``names`` has the parameters of the block of each key.
 

@@ -183,7 +183,7 @@ class OutputLoop:
         parts: int = 1,
         split: Callable[[Pass], int] | None = None,
     ) -> None:
-        self._outputs, self._observed = outputs, input_batches(x)
+        self._outputs, self._observed = outputs, input_batches(model, x)
         self.chosen, self._passes = passes(
             model, self._observed.data, params, output, memory_budget, progress, route,
             parts=parts, split=split,

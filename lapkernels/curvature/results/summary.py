@@ -57,13 +57,27 @@ class ByName(Mapping[str, T]):
     def __len__(self) -> int:
         return len(self.entries)
 
+    def __repr__(self) -> str:
+        shapes = "".join(f"\n  {name}: {_shape(value)}" for name, value in self.items())
+        return f"{type(self).__name__} of {self.count} samples, {self.summary.method}:{shapes}"
+
     @property
     def count(self) -> int:
         """Number of samples."""
         return self.summary.count
 
 
-@dataclass(frozen=True)
+def _shape(value: object) -> str:
+    """A tensor by its shape and range, other things by their type."""
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    if not value.numel():
+        return str(list(value.shape))
+    low, high = (float(bound) for bound in value.detach().aminmax())
+    return f"{list(value.shape)} from {low:.3g} to {high:.3g}"
+
+
+@dataclass(frozen=True, repr=False)
 class Diagonal(ByName[Tensor]):
     """The diagonal of a curvature matrix: one tensor for each parameter, of its shape.
 
