@@ -161,17 +161,6 @@ def test_the_path_of_a_module_is_named() -> None:
         lk.diag(deep(nn.BatchNorm1d(3)).train(), x)
 
 
-def test_a_sum_over_samples_and_not_a_mean() -> None:
-    """Twice the data is twice the curvature, and a loss's mean is undone."""
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    x = torch.randn(5, 3, dtype=torch.float64)
-    once, twice = lk.diag(model, x), lk.diag(model, torch.cat([x, x]))
-    check.assert_close(twice, {name: 2 * value for name, value in once.items()})
-    for reduction in ("mean", "sum"):
-        found = lk.diag(model, x, nn.CrossEntropyLoss(reduction=reduction))
-        check.assert_close(found, lk.diag(model, x, "categorical"))
-
-
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("by", ["no_grad", "data", "detach"])
 def test_a_parameter_that_the_model_writes_to_is_refused(by: str, route: Any) -> None:

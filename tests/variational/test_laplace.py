@@ -149,24 +149,6 @@ def test_a_second_derivative_that_is_not_there_is_not_taken_for_zero(curvature: 
         q.loss(torch.ones(3, 2), torch.zeros(3, 1)).backward()
 
 
-def test_both_estimates_have_one_expectation() -> None:
-    """Over all labels, weighted by their probabilities: exact, with no draw."""
-    q, x, y = case("dense")
-    x, y = x[:2], y[:2]
-    expected = torch.zeros(2, dtype=torch.float64)
-    p = q.model(x).softmax(1).detach()
-    for first in range(3):
-        for second in range(3):
-            labels = torch.tensor([first, second])
-            f = q.model(x)
-            parts = [
-                q.likelihood.nll(q.model(x[n : n + 1]), labels[n : n + 1]) for n in range(len(x))
-            ]
-            both = [plain_loss(q, f, y, labels), plain_loss(q, f, y, labels, parts)]
-            expected += p[0, first] * p[1, second] * torch.stack(both).detach()
-    torch.testing.assert_close(expected[0], expected[1], rtol=1e-12, atol=0)
-
-
 def test_gaussian_is_the_closed_form() -> None:
     """For a linear model the expected log-likelihood under q is known, by the exact Fisher."""
     model = nn.Linear(3, 1, bias=False).double()

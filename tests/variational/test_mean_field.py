@@ -65,29 +65,6 @@ def test_loss_is_that_of_the_draw() -> None:
         torch.testing.assert_close(found, truth)
 
 
-def test_variational_inference_finds_the_posterior_of_a_linear_model() -> None:
-    """Orthogonal inputs: the posterior of Bayesian linear regression factorises."""
-    x = torch.linalg.qr(torch.randn(12, 3).double())[0] * 3
-    y = x @ torch.tensor([[1.0], [-2.0], [0.5]]).double() + 0.1 * torch.randn(12, 1).double()
-    model = nn.Linear(3, 1, bias=False).double()
-    q = VariationalLaplace(model, "gaussian", 12, prior_std=2.0, curvature="hessian")
-    optimizer = torch.optim.LBFGS(q.parameters(), max_iter=100, tolerance_grad=1e-12)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = q.loss(x, y)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    precision = x.T @ x + torch.eye(3).double() / 4
-    truth = torch.linalg.solve(precision, x.T @ y)
-    torch.testing.assert_close(model.weight.data, truth.T, rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(
-        (-2 * q.log_std[0].data).exp(), precision.diagonal()[None], rtol=1e-5, atol=0
-    )
-
-
 def test_bound_of_batches_is_that_of_the_whole() -> None:
     model = prepared(dense(3, 4, 2))
     x, y = torch.randn(6, 3).double(), torch.randn(6, 2).double()

@@ -30,24 +30,6 @@ def test_loss_is_the_log_joint() -> None:
     torch.testing.assert_close(q.loss(x, y), expected, rtol=1e-12, atol=0)
 
 
-def test_mode_of_a_linear_model() -> None:
-    """Ridge regression."""
-    x, y = torch.randn(9, 3).double(), torch.randn(9, 1).double()
-    model = nn.Linear(3, 1, bias=False).double()
-    q = MaximumAPosteriori(model, "gaussian", 9, prior_std=0.7)
-    optimizer = torch.optim.LBFGS(q.param_groups(1.0)[0]["params"], max_iter=50)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = q.loss(x, y)
-        loss.backward()
-        return loss
-
-    optimizer.step(closure)
-    truth = torch.linalg.solve(x.T @ x + torch.eye(3).double() / 0.49, x.T @ y)
-    torch.testing.assert_close(model.weight.data, truth.T, rtol=1e-5, atol=1e-6)
-
-
 def test_inputs_of_several_tensors_and_chosen_outputs() -> None:
     layer = nn.Linear(2, 2)
     model = Net(lambda net, a, b: {"sum": net.layer(a + b), "other": a}, layer=layer)

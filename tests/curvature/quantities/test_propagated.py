@@ -41,26 +41,6 @@ def test_large_batches_go_in_parts() -> None:
     torch.testing.assert_close(found, torch.cat(one_by_one))
 
 
-def test_one_layer_is_exact() -> None:
-    model = nn.Conv2d(2, 3, 3, stride=2, padding=1, groups=1).double()
-    x = torch.randn(2, 2, 6, 5, dtype=torch.float64)
-    variance = variances(model)
-    exact = lk.predictive_variance(model, x, variance)
-    torch.testing.assert_close(lk.propagated_variance(model, x, variance), exact)
-
-
-def test_a_two_layer_network_by_the_formula() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
-    x = torch.randn(5, 3, dtype=torch.float64)
-    v = variances(model)
-    z = model[0](x)
-    variance = (x.square() @ v["0.weight"].T + v["0.bias"]) * (1 - z.tanh().square()).square()
-    head = model[2]
-    assert isinstance(head, nn.Linear)
-    variance = z.tanh().square() @ v["2.weight"].T + variance @ head.weight.square().T + v["2.bias"]
-    torch.testing.assert_close(lk.propagated_variance(model, x, v), variance.detach())
-
-
 def test_unknown_parameters_and_models_without_rules_are_refused() -> None:
     model, x = nn.Linear(2, 2), torch.randn(3, 2)
     with pytest.raises(ValueError, match="no parameters of the model"):

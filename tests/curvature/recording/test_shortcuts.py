@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import lapkernels as lk
 from lapkernels.curvature.data.batches import Batch
 from lapkernels.curvature.data.contents import Contents, parameters_of
 from lapkernels.curvature.recording.recorder import Recorder
@@ -200,29 +199,6 @@ def test_what_is_missed_is_watched(name: str) -> None:
     found = diagonals(model, x, methods=["exact"])
     with watched():
         assert_same(found, diagonals(copy.deepcopy(model), x, methods=["exact"]))
-
-
-def test_compiled_functions_run_as_written() -> None:
-    x = torch.randn(3, 4)
-    written = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
-    compiled = torch.compile(written, backend="eager")
-    with torch.no_grad():
-        torch.testing.assert_close(compiled(x), written(x))
-    assert isinstance(compiled, nn.Module)
-    known = lk.diag(written, x)
-    for value, other in zip(lk.diag(compiled, x).values(), known.values(), strict=True):
-        torch.testing.assert_close(value, other, rtol=0, atol=0)
-
-
-def test_autocast_is_watched() -> None:
-    """Its casts are ops of their own."""
-    model = Net(lambda net, x: net.last(net.first(x).tanh()))
-    model.first, model.last = nn.Linear(3, 3), nn.Linear(3, 2)
-    x = torch.randn(4, 3)
-    with torch.autocast("cpu", torch.bfloat16):
-        found = diagonals(model, x, methods=["exact"])
-        with watched():
-            assert_same(found, diagonals(copy.deepcopy(model), x, methods=["exact"]))
 
 
 def test_every_function_has_a_call() -> None:
