@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -194,11 +194,8 @@ def of(
     model: nn.Module, x: oracle.Inputs, noise: str = "gaussian", output: oracle.Select | None = None
 ) -> Problem:
     """A model of one's own with labels."""
-    # Fused layers round otherwise: recurrent ones are not recorded, and attention takes another way
-    # without gradients.
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    plain = torch.backends.mkldnn.flags(enabled=False) if recurrent else nullcontext()
-    with torch.random.fork_rng(devices=[]), plain:
+    # Fused attention, which takes another way without gradients, rounds otherwise.
+    with torch.random.fork_rng(devices=[]):
         f = oracle.call(model, x, output).detach()
     chosen = NOISES[noise] if NOISES[noise].fits(f) else NOISES["bernoulli"]
     return Problem(model, x, chosen.labels(f), f, chosen, output)

@@ -232,7 +232,7 @@ def check_eval(contents: Contents) -> None:
 @lru_cache(256)
 def _has_modes(kind: type[nn.Module]) -> bool:
     """Whether some settings of modules of this kind leave no curvature."""
-    others = (nn.Embedding, nn.EmbeddingBag, nn.RReLU, torch.jit.ScriptModule)
+    others = (nn.Embedding, nn.EmbeddingBag, nn.RReLU, nn.RNNBase, torch.jit.ScriptModule)
     return issubclass(kind, (*_BATCH_NORMS, *_DROPOUTS, *others))
 
 
@@ -250,7 +250,11 @@ def _refusal(module: nn.Module) -> str | None:
         return None
     if isinstance(module, _BATCH_NORMS):
         return "is in training mode, where samples depend on each other; call model.eval() first"
-    if isinstance(module, nn.RReLU) or module.p != 0:
+    if isinstance(module, nn.RNNBase):
+        random = module.dropout != 0 and module.num_layers > 1
+    else:
+        random = isinstance(module, nn.RReLU) or module.p != 0
+    if random:
         return "is in training mode, where the output is random; call model.eval() first"
     return None
 

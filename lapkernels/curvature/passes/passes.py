@@ -166,12 +166,14 @@ def passes(
     keep_graph: KeepsGraph = False,
     parts: int = 1,
     split: Callable[[Pass], int] | None = None,
+    by_op: bool = False,
 ) -> tuple[dict[str, nn.Parameter], Iterator[Pass]]:
     """The chosen parameters, and a pass for every batch of the data.
 
     With ``keep_graph`` every pass keeps autograd's graph of its prediction; a predicate picks
     repeated passes, and new ones keep it. Large batches go in ``parts``, each a pass of its own.
-    ``split`` says into how many passes a pass is to be split to fit the memory budget.
+    ``split`` says into how many passes a pass is to be split to fit the memory budget. With
+    ``by_op`` recurrent layers are recorded step by step.
     """
     check_choice("route", route, Route)
     if memory_budget is not None and memory_budget < 1:
@@ -180,7 +182,9 @@ def passes(
     contents = Contents.of(plain(model))
     chosen = parameters_of(contents, params)
     check_mode(contents)
-    recorder = _Recorder(Subject.of(contents, chosen, output), memory_budget, route, keep_graph)
+    subject = Subject.of(contents, chosen, output)
+    subject.watched = by_op and contents.recurrent
+    recorder = _Recorder(subject, memory_budget, route, keep_graph)
 
     def run() -> Iterator[Pass]:
         batches = batches_of(data)

@@ -134,6 +134,7 @@ class Loop:
             progress,
             route,
             keep_graph=keep_graph,
+            by_op=factor.method == "mixed",
         )
         self.count = 0
 

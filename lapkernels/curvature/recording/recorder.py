@@ -360,7 +360,8 @@ class Recorder(TorchDispatchMode):
             raise SamplesLost(
                 f"{short} in {self.where} cannot be followed sample by sample: {error}"
             ) from error
-        if any(value.active and value.samples is None for value in values):
+        weights = any(value.active and value.samples is None for value in values)
+        if weights and rule.differentiable:
             self._account(call, rule)
         return rule
 

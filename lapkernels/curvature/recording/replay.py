@@ -32,6 +32,7 @@ from lapkernels.curvature.recording.run import record
 from lapkernels.curvature.recording.run_model import Start, Subject, run
 from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, keep
 from lapkernels.curvature.recording.watch import Different, Replay
+from lapkernels.rules.base.local_gradient import as_tuple
 
 KeepsGraph = bool | Callable[[Graph], bool]
 
@@ -115,7 +116,8 @@ def recorded(
     """
     args, kwargs = batch.args, batch.kwargs
     home = None
-    if all(isinstance(value, Tensor) for value in (*args, *kwargs.values())):
+    tensors = all(isinstance(value, Tensor) for value in (*args, *kwargs.values()))
+    if tensors and not subject.watched:
         home = _home(subject, (*args, *kwargs.values()), tuple(kwargs))
         graph = _replayed(home, subject, batch, keep_graph)
         if graph is not None:
@@ -234,7 +236,7 @@ def _results(step: Step, tensors: Sequence[Tensor]) -> Iterable[Tensor]:
         return step.function.run(*[filled(one, tensors) for one in step.given])
     args = [filled(one, tensors) for one in step.args]
     values = [filled(one, tensors) for one in step.values]
-    return (step.func(*args, **dict(zip(step.names, values, strict=True))),)
+    return as_tuple(step.func(*args, **dict(zip(step.names, values, strict=True))))
 
 
 def _watched(

@@ -28,10 +28,12 @@ def record(
     With ``keep_graph`` autograd's graph is kept, with ``edges`` also its edge to every op that uses
     a weight.
     """
+    # Of recurrent layers that are recorded step by step, first states are made in the model.
+    placed = subject.contents.recurrent and (edges or subject.watched)
     try:
-        return _record(subject, batch, False, edges, keep_graph)
+        return _record(subject, batch, placed, edges, keep_graph)
     except SamplesLost:
-        return _record(subject, batch, True, edges, keep_graph)
+        return _record(subject, batch, not placed, edges, keep_graph)
 
 
 def _record(

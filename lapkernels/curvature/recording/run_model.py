@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from lapkernels.curvature.data.batches import (
     Batch,
@@ -159,7 +160,9 @@ class Start:
 def run(subject: Subject, start: Start, watch: AbstractContextManager[Any]) -> Tensor:
     """The model's output, run under the mode ``watch``."""
     select = selector(subject.output, start.count)
-    with torch.enable_grad(), plain_ops(subject.contents), watch:
+    # Modes over functions see recurrent layers as such.
+    fused_cells = isinstance(watch, TorchFunctionMode)
+    with torch.enable_grad(), plain_ops(subject.contents, fused_cells=fused_cells), watch:
         return select(subject.runner(start.args, start.kwargs, start.leaves))
 
 
@@ -259,7 +262,7 @@ def _shown(tables: list[tuple[nn.Module, str, dict[str, Any]]]) -> Iterator[None
                     vars(module)[name] = table.plain
 
 
-class _Setting:
+class Setting:
     """A setting of the whole process, restored when the last thread leaves it."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -290,31 +293,31 @@ def _without_fused_layers() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-@contextmanager
-def _without_fused_cells() -> Iterator[None]:
-    with torch.backends.mkldnn.flags(enabled=False), torch.backends.cudnn.flags(enabled=False):
-        yield
-
-
-_fused_layers_off = _Setting(_without_fused_layers)
-_fused_cells_off = _Setting(_without_fused_cells)
-_compiler_off = _Setting(lambda: torch.compiler.set_stance("force_eager"))
+_fused_layers_off = Setting(_without_fused_layers)
+_cudnn_off = Setting(lambda: torch.backends.cudnn.flags(enabled=False))
+mkldnn_off = Setting(lambda: torch.backends.mkldnn.flags(enabled=False))
+_compiler_off = Setting(lambda: torch.compiler.set_stance("force_eager"))
 # Fused attention has no second derivative and no forward mode.
-plain_attention = _Setting(lambda: sdpa_kernel(SDPBackend.MATH))
+plain_attention = Setting(lambda: sdpa_kernel(SDPBackend.MATH))
 
 
 @contextmanager
-def plain_ops(contents: Contents, *, fused_layers: bool = True) -> Iterator[None]:
+def plain_ops(
+    contents: Contents, *, fused_layers: bool = True, fused_cells: bool = False
+) -> Iterator[None]:
     """The model runs op by op: nothing compiled, and no recurrent layer as one fused op.
 
-    Fused ops hide intermediate results. ``fused_layers`` allows those of transformers.
+    Fused ops hide intermediate results. ``fused_layers`` allows those of transformers, and
+    ``fused_cells`` those of recurrent layers that do not write to their weights, as cuDNN's do.
     """
     with ExitStack() as stack:
         # Loading dynamo takes seconds; unless it is loaded, nothing is compiled.
         if "torch._dynamo" in sys.modules:
             stack.enter_context(_compiler_off)
         if contents.recurrent:
-            stack.enter_context(_fused_cells_off)
+            stack.enter_context(_cudnn_off)
+            if not fused_cells:
+                stack.enter_context(mkldnn_off)
         if not fused_layers:
             stack.enter_context(_fused_layers_off)
         yield

@@ -9,6 +9,7 @@ and the whole pass is recorded op by op.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from itertools import islice
 from typing import Any
 
@@ -16,11 +17,21 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.recording.aliasing import version_of
+from lapkernels.curvature.recording.layers import EXPANSIONS
 from lapkernels.curvature.recording.operators import tensors_of
+from lapkernels.curvature.recording.packed import PACKING, Packing
 from lapkernels.curvature.recording.recorder import Recorder
-from lapkernels.curvature.recording.torch_functions import FUNCTIONS, QUESTIONS, Function
+from lapkernels.curvature.recording.run_model import mkldnn_off
+from lapkernels.curvature.recording.torch_functions import (
+    FUNCTIONS,
+    QUESTIONS,
+    VIEW,
+    Function,
+    is_view,
+)
 from lapkernels.curvature.recording.trace import Calls, Number, Step, Value, numbered
 from lapkernels.curvature.recording.watch import Watch
+from lapkernels.rules.base.local_gradient import as_tuple
 
 
 class Unseen(RuntimeError):
@@ -46,6 +57,7 @@ class Shortcuts(Watch):
         self._steps: list[Step] | None = []
         self._versions: dict[int, int] = {}
         self._note_versions(0)
+        self._packing = Packing(recorder.count, self._define, recorder.operand, self._call)
 
     def __torch_function__(
         self,
@@ -55,6 +67,16 @@ class Shortcuts(Watch):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        expansion = EXPANSIONS.get(func)
+        if expansion is not None and self._expands(args):
+            result = expansion(self._call, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        if func in PACKING:
+            result = self._packing(func, args, kwargs)
+            if result is not NotImplemented:
+                self._steps = None
+                return result
         function = FUNCTIONS.get(func)
         if function is not None:
             try:
@@ -72,6 +94,22 @@ class Shortcuts(Watch):
             return func(*args, **kwargs)
         return self._watch(func, args, kwargs)
 
+    def _define(self, tensor: Tensor, value: Value) -> None:
+        self._recorder.define(tensor, value)
+        self._versions[id(tensor)] = version_of(tensor)
+
+    def _call(self, func: Any, *args: Any) -> Any:
+        """A call of a function by an expansion."""
+        return self.__torch_function__(func, (), args)
+
+    def _expands(self, args: tuple[Any, ...]) -> bool:
+        """Whether a layer is applied to samples with weights that are the same for all of them."""
+        tensors = tensors_of(args)
+        for tensor in tensors:
+            self.check(tensor)
+        samples = self._recorder.operands(tensors)[0].samples
+        return samples is not None and not torch.is_autocast_enabled(tensors[0].device.type)
+
     def _run(
         self,
         function: Function,
@@ -81,7 +119,7 @@ class Shortcuts(Watch):
         given: tuple[Any, ...],
         tensors: list[Tensor],
         values: list[Value],
-    ) -> Tensor:
+    ) -> Any:
         recorder = self._recorder
         kept = recorder.memory.kept_count
         grad = torch.is_grad_enabled()
@@ -100,13 +138,11 @@ class Shortcuts(Watch):
             place = None if returned is None else numbers[id(out)].index
             self._steps.append(Step(*call, kinds, [], place))
         if returned is None:
-            recorder.record(function.name, function.op, given, {}, tensors, values, outputs)
-            for one in outputs:
-                self._versions[id(one)] = version_of(one)
-                numbers[id(one)] = Number(len(self._order))
-                self._order.append(numbers[id(one)])
+            call = (function.name, function.op, given, {}, tensors, values, outputs)
+            recorder.record(*call, function.rule)
+            self._number(outputs)
             self._note_kept(kept)
-        return out
+        return outputs if function.all else out
 
     def _note_kept(self, first: int) -> None:
         """Record which tensors the rule of the last call saves, and where."""
@@ -126,19 +162,48 @@ class Shortcuts(Watch):
         return Calls(self._steps, self._order, self._numbers[id(output)].index)
 
     def _watch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        recorder = self._recorder
-        self._steps = None
+        recorder, steps = self._recorder, self._steps
+        self._steps, kept = None, recorder.memory.kept_count
         for tensor in (*tensors_of(args), *tensors_of(kwargs.values())):
             self.check(tensor)
         known = len(recorder.values)
-        with recorder:
+        with mkldnn_off if func in EXPANSIONS else nullcontext(), recorder:
             out = func(*args, **kwargs)
         if recorder.has_met_unknown:
             # Saved by autograd inside a function, such as a transposed weight.
             self.fail()
         self._note_versions(0 if recorder.has_written else known)
+        if steps is not None and not recorder.has_written and is_view(func, args, kwargs):
+            self._steps = steps
+            self._note_view(func, args, kwargs, as_tuple(out), kept)
         recorder.has_written = False
         return out
+
+    def _note_view(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        outputs: tuple[Tensor, ...],
+        kept: int,
+    ) -> None:
+        """Add a call of which all tensors are known to the steps."""
+        numbers = self._numbers
+        if self._steps is None or any(id(one) in numbers for one in outputs):
+            self._steps = None
+            return
+        own, values = numbered(args, numbers), numbered(tuple(kwargs.values()), numbers)
+        kinds = [(one.shape, one.dtype) for one in outputs]
+        grad = torch.is_grad_enabled()
+        self._steps.append(Step(func, VIEW, own, tuple(kwargs), values, (), grad, kinds, []))
+        self._number(outputs)
+        self._note_kept(kept)
+
+    def _number(self, outputs: tuple[Tensor, ...]) -> None:
+        for one in outputs:
+            self._versions[id(one)] = version_of(one)
+            self._numbers[id(one)] = Number(len(self._order))
+            self._order.append(self._numbers[id(one)])
 
     def _note_versions(self, first: int) -> None:
         """Record the versions of all known tensors but the ``first``."""

@@ -6,7 +6,7 @@ same result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -17,7 +17,10 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from lapkernels import ops
+from lapkernels.curvature.recording import layers
 from lapkernels.ops import serving
+from lapkernels.rules.base.rule import Builder
+from lapkernels.rules.recurrent import Recurrence, States, Turned
 
 aten = torch.ops.aten
 Arguments = tuple[Any, ...] | None
@@ -28,13 +31,17 @@ class Function:
     """A function of torch as an op.
 
     ``arguments`` is called as the function is and gives the op's arguments, or None. ``run``, of
-    the op's arguments, is for ops with more results than the function returns, or faster ones.
+    the op's arguments, is for ops with more results than the function returns, or faster ones;
+    where the function returns ``all`` results they are a tuple. ``rule`` builds the rule of what
+    is no op of torch.
     """
 
     name: str
     op: Any
     arguments: Callable[..., Arguments]
     run: Callable[..., tuple[Tensor, ...]] | None = None
+    all: bool = False
+    rule: Builder | None = None
 
     @classmethod
     def of(cls, op: Any, arguments: Callable[..., Arguments], **options: Any) -> Function:
@@ -86,6 +93,10 @@ def _transposed(dims: int) -> Callable[..., Arguments]:
 
 def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Arguments:
     return (input, weight, bias) if input.dim() > 1 and weight.dim() == 2 else None
+
+
+def _as_given(*arguments: Any) -> Arguments:
+    return arguments
 
 
 def _one(input: Tensor) -> Arguments:
@@ -389,6 +400,14 @@ def _functions() -> dict[Any, Function]:
         Tensor.t: Function.of(aten.t.default, _one),
         Tensor.contiguous: Function.of(aten.clone.default, _one),
     }
+    for name, function, rule in (
+        ("states", layers.states, States),
+        ("projected", layers.projected_inputs, States),
+        ("recurrence", layers.recurrence, Recurrence),
+        ("turned", layers.turned_steps, Turned),
+    ):
+        own = {"run": function, "all": True, "rule": rule}
+        table[function] = Function(f"lapkernels::{name}", function, _as_given, **own)
     for dropout in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d):
         table[dropout] = Function.of(aten.alias.default, _identity)
     for dims, (plain, transposed) in enumerate(
@@ -431,12 +450,38 @@ def _answers(*names: str) -> frozenset[Any]:
     return frozenset(getattr(Tensor, name).__get__ for name in names)
 
 
+# Functions that make views or constants: recorded op by op, and repeated by calling them.
+VIEW = Function("", None, _as_given)
+VIEWS = frozenset(
+    {
+        *(torch.zeros, torch.ones, torch.full, torch.arange, torch.flip, Tensor.flip),
+        *(Tensor.__getitem__, Tensor.expand, Tensor.narrow, torch.narrow, Tensor.select),
+        *(torch.chunk, Tensor.chunk, torch.split, Tensor.split, torch.unbind, Tensor.unbind),
+        *(torch.movedim, Tensor.movedim, Tensor.swapaxes, torch.swapaxes, Tensor.expand_as),
+    }
+) | _answers("mT", "T")
+
+
+def is_view(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call gives views or constants, by arguments that can be compared."""
+    return func in VIEWS and _is_plain([*args[1:], *kwargs.values()])
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, slice):
+        return all(one is None or type(one) is int for one in (value.start, value.stop, value.step))
+    kinds = (int, float, str, torch.dtype, torch.device)
+    return value is None or value is Ellipsis or isinstance(value, kinds)
+
+
 # Queries that make no tensor; without a graph some answers differ.
 QUESTIONS_WITHOUT_GRAPH = frozenset(
     {
         *(Tensor.dim, Tensor.size, Tensor.numel, Tensor.stride, Tensor.is_contiguous),
         *(Tensor.is_floating_point, Tensor.is_complex, Tensor.element_size, Tensor.__len__),
-        *_answers("shape", "dtype", "device", "ndim", "is_nested", "layout"),
+        *_answers("shape", "dtype", "device", "ndim", "is_nested", "layout", "is_cuda"),
     }
 )
 QUESTIONS = QUESTIONS_WITHOUT_GRAPH | _answers("requires_grad")

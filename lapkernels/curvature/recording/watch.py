@@ -10,8 +10,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from lapkernels.curvature.recording.aliasing import version_of
+from lapkernels.curvature.recording.layers import EXPANSIONS
 from lapkernels.curvature.recording.torch_functions import QUESTIONS, QUESTIONS_WITHOUT_GRAPH
 from lapkernels.curvature.recording.trace import Calls, filled, keep, repeats
+from lapkernels.rules.base.local_gradient import as_tuple
 
 
 class Watch(TorchFunctionMode):
@@ -69,6 +71,9 @@ class Replay(Watch):
         kwargs = kwargs or {}
         if func in self._questions:
             return func(*args, **kwargs)
+        expansion = EXPANSIONS.get(func)
+        if expansion is not None:
+            return expansion(self._call, *args, **kwargs)
         step, numbers, tensors = next(self._steps, None), self._numbers, self._tensors
         if (
             step is None
@@ -80,14 +85,16 @@ class Replay(Watch):
         ):
             self.fail()
         run = step.function.run
+        result = func(*args, **kwargs) if run is None else None
         if run is None:
-            outputs = (func(*args, **kwargs),)
+            outputs = as_tuple(result)
         else:
             outputs = run(*[filled(one, tensors) for one in step.given])
+            result = outputs if step.function.all else outputs[0]
         if step.returned is not None:
             if outputs[0] is not tensors[step.returned]:
                 self.fail()
-            return outputs[0]
+            return result
         for out, (shape, dtype) in zip(outputs, step.kinds, strict=True):
             key = id(out)
             if (
@@ -101,7 +108,10 @@ class Replay(Watch):
             tensors.append(out)
             self._versions.append(version_of(out))
         keep(step, tensors, self._detach)
-        return outputs[0]
+        return result
+
+    def _call(self, func: Any, *args: Any) -> Any:
+        return self.__torch_function__(func, (), args)
 
     def is_complete(self, output: Tensor) -> bool:
         """Whether all calls were made, with this output.
