@@ -10,6 +10,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 import torch
+from pictures import DPI
 from torch import Tensor, nn
 
 
@@ -72,7 +73,8 @@ def once(kept: Path | None, key: str, run: Callable[[], Any]) -> Any:
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             part = kept.with_suffix(".part")
-            part.write_text(json.dumps(found, indent=1))
+            lines = (f"{json.dumps(name)}: {json.dumps(value)}" for name, value in found.items())
+            part.write_text("{\n" + ",\n".join(lines) + "\n}\n")
             part.replace(kept)
     return found[key]
 
@@ -83,4 +85,4 @@ def show(name: str, tables: str, figure: Any, out: Path | None) -> None:
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
         (out / f"{name}.md").write_text(tables + "\n", encoding="utf-8")
-        figure.savefig(out / f"{name}.png", dpi=90)
+        figure.savefig(out / f"{name}.png", dpi=DPI)

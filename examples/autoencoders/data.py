@@ -14,7 +14,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 @dataclass(frozen=True)
 class Images:
-    """Images [N, 1, side, side] between 0 and 1, sides multiples of four, and classes [N]."""
+    """Images [N, 1, side, side] between 0 and 1, sides multiples of four, and classes [N].
+
+    The last tenth of ``x`` is for validation: nothing is trained on it.
+    """
 
     x: Tensor
     y: Tensor
@@ -27,9 +30,18 @@ class Images:
         """Height and width."""
         return self.x.shape[-1]
 
+    @property
+    def training(self) -> Tensor:
+        """What is trained on."""
+        return self.x[: len(self.x) - len(self.x) // 10]
+
     def loader(self, batch: int = 64) -> DataLoader[tuple[Tensor, ...]]:
         """Shuffled batches to train on."""
-        return DataLoader(TensorDataset(self.x), batch, shuffle=True)
+        return DataLoader(TensorDataset(self.training), batch, shuffle=True)
+
+    def validation(self) -> list[Tensor]:
+        """Batches to stop training by."""
+        return list(self.x[len(self.training) :].split(500))
 
 
 def load(file: Path | None, train: int, test: int, side: int | None = None) -> Images:

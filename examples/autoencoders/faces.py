@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-import models
 import numpy
 import report
 import torch
@@ -22,8 +22,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lapkernels as lk
+from lapkernels.autoencoder import Moments, PlainAutoencoder
 
-SIDE = 64
+SIDE, EPOCHS = 64, 120
+CORRELATIONS = ("σ² and error over pixels", "over all", "over images")
 CHANNELS = (1, 8, 16, 16, 32, 64)
 
 
@@ -70,26 +72,73 @@ def main(arguments: Sequence[str] | None = None) -> None:
         held = 5 if chosen.quick else 20
         train, new = x[:-held], x[-held:]
         torch.manual_seed(0)
-        model = lk.LaplacianAutoencoder(
-            encoder(), decoder(),
-            likelihood=lk.likelihoods.Gaussian(models.NOISE), optimizer=models.adam,
-            **models.ONLINE,
-        )  # fmt: skip
-        model.fit(DataLoader(TensorDataset(train), 32, shuffle=True), 1 if chosen.quick else 25)
-        found = model.reconstruct(new, 5 if chosen.quick else 30)
-        squared = (found.mean - new).square()
-        rows = [["", "figure"]]
-        rows.append(["mean squared error of new images", f"{float(squared.mean()):.4f}"])
-        rows.append(["mean variance", f"{float(found.variance.mean()):.5f}"])
-        pair = torch.stack([squared.mean(0).flatten(), found.variance.mean(0).flatten()])
-        rows.append(["correlation of both over pixels", f"{float(pair.corrcoef()[0, 1]):.2f}"])
-        figure, axes = report.new_figure(3, 5, (7.5, 4.6))
-        for k in range(5):
-            report.show(axes[0, k], new[k], title="input" if k == 0 else "")
-            report.show(axes[1, k], found.mean[k], title="mean" if k == 0 else "")
-            report.show(axes[2, k], found.variance[k], "viridis", "variance" if k == 0 else "")
-        print(f"{source}, {len(train)} images of {SIDE} x {SIDE}, {model.method} diagonal")
-        report.save(chosen.out, "faces", report.table(rows), figure)
+        # The last of the training images say when to stop.
+        train, held_out = train[:-held], train[-held:]
+        loader = DataLoader(TensorDataset(train), 32, shuffle=True)
+        epochs = 1 if chosen.quick else EPOCHS
+        kept = report.results(chosen, "faces")
+        rows = [["model", "epochs", "squared error", "mean variance", *CORRELATIONS]]
+        pictured: dict[str, list[Any]] = {}
+        for name in ("AE", "LAE (online)"):
+
+            def run(name: str = name) -> dict[str, Any]:
+                torch.manual_seed(0)
+                make = PlainAutoencoder if name == "AE" else lk.LaplacianAutoencoder
+                model = make(encoder(), decoder())
+                model.fit(loader, epochs, validation=[held_out], patience=10)
+                found = model.reconstruct(new, 5 if chosen.quick else 50)
+                return {"epochs": len(model.history), **scores(found, new)}
+
+            one = report.once(kept, f"{name}, {source}, {len(train)} images, {epochs}", run)
+            values = [one["error"], one["variance"]]
+            rows.append([name, str(one["epochs"]), *(f"{value:.5f}" for value in values)])
+            rows[-1] += [
+                f"{value:.2f}" if value is not None else "" for value in one["correlation"]
+            ]
+            pictured[name] = one["pictures"]
+        draw(new, pictured, chosen.out, rows)
+        print(f"{source}, {len(train)} images of {SIDE} x {SIDE}")
+
+
+def scores(found: Moments, new: Tensor) -> dict[str, Any]:
+    """Error, variance, their correlation over pixels and over all entries, and five images."""
+    squared = (found.mean - new).square()
+    pairs = (
+        (squared.mean(0).flatten(), found.variance.mean(0).flatten()),
+        (squared.flatten(), found.variance.flatten()),
+        (squared.flatten(1).mean(1), found.variance.flatten(1).mean(1)),
+    )
+    varies = bool(found.variance.any())
+    shown = (found.mean, found.variance.sqrt(), squared.sqrt())
+    return {
+        "error": float(squared.mean()),
+        "variance": float(found.variance.mean()),
+        "correlation": [
+            float(torch.stack(pair).corrcoef()[0, 1]) if varies else None for pair in pairs
+        ],
+        "pictures": [report.rounded(x[:5, 0], 3) for x in shown],
+    }
+
+
+def draw(
+    new: Tensor, pictured: dict[str, list[Any]], out: Path | None, rows: list[list[str]]
+) -> None:
+    """Inputs, what both models make of them, and the deviations beside the errors."""
+    plain, ours = pictured["AE"], pictured["LAE (online)"]
+    lines: dict[str, tuple[Tensor, dict[str, Any]]] = {
+        "input": (new[:5, 0], {}),
+        "AE": (torch.tensor(plain[0]), {}),
+        "LAE, mean": (torch.tensor(ours[0]), {}),
+        "LAE, σ": (torch.tensor(ours[1]), {"cmap": "viridis"}),
+        "LAE, |error|": (torch.tensor(ours[2]), {"cmap": "viridis", "vmin": 0, "vmax": 0.4}),
+    }
+    figure, axes = report.new_figure(len(lines), 5, (7.2, 7.0))
+    for row, (name, (values, settings)) in zip(axes, lines.items(), strict=True):
+        for k, ax in enumerate(row):
+            limits = {} if settings else {"vmin": 0, "vmax": 1}
+            report.show(ax, values[k], "", name if k == 0 else "", **settings, **limits)
+    report.claim(figure, "Faces of people: mean, uncertainty and error")
+    report.save(out, "faces", report.table(rows), figure)
 
 
 if __name__ == "__main__":

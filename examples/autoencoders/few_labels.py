@@ -9,16 +9,19 @@ autoencoders that were trained without labels.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import fmean, stdev
+from typing import Any
 
 import models
 import report
 import torch
 from data import Images, load
+from pictures import PALETTE
 
 from lapkernels.autoencoder import StochasticAutoencoder, classify
 
 KINDS = ("AE", "VAE", "MC-AE", "LAE (post-hoc)", "LAE (online)")
-COUNTS = (1, 2, 5, 10, 20, 50)
+COUNTS = (1, 2, 5, 10, 20, 50, 100)
 REPEATS = 5
 
 
@@ -31,34 +34,66 @@ def accuracy(model: StochasticAutoencoder, images: Images, count: int, seed: int
     rest = torch.ones(len(order), dtype=torch.bool)
     rest[picked] = False
     x = images.new_x
-    repeats = 1 if type(model).__name__ == "PlainAutoencoder" else 100
-    found = classify(model, x[picked], images.new_y[picked], x[rest], repeats=repeats)
-    return float((found == images.new_y[rest]).double().mean())
+    repeats = 1 if type(model).__name__ == "PlainAutoencoder" else 50
+    found = classify(model, x[picked], images.new_y[picked], x[rest][:1000], repeats=repeats)
+    return float((found == images.new_y[rest][:1000]).double().mean())
+
+
+def run(
+    kind: str, recipe: models.Recipe, images: Images, counts: list[int], repeats: int, seed: int
+) -> list[float]:
+    """Accuracy by the number of labels, on average over choices of them."""
+    model = models.KINDS[kind](recipe, images, seed)
+    found = [
+        fmean(accuracy(model, images, count, repeat) for repeat in range(repeats))
+        for count in counts
+    ]
+    print(kind, seed, [round(value, 3) for value in found], flush=True)
+    return found
+
+
+def draw(found: dict[str, list[list[float]]], counts: list[int]) -> Any:
+    """Curves of accuracy with the spread over trainings."""
+    figure, axes = report.new_figure(1, 1, (6.4, 4.2))
+    ax = axes[0, 0]
+    for color, (kind, runs) in zip(PALETTE, found.items(), strict=False):
+        columns = list(zip(*runs, strict=True))
+        means = [fmean(column) for column in columns]
+        spreads = [stdev(column) if len(column) > 1 else 0.0 for column in columns]
+        ax.errorbar(counts, means, spreads, fmt="o-", capsize=3, color=color, label=kind)
+    ax.set(xscale="log", xlabel="labels a class", ylabel="accuracy")
+    ax.set_xticks(counts, [str(count) for count in counts], minor=False)
+    ax.minorticks_off()
+    ax.legend(loc="lower right")
+    report.claim(figure, "Neighbours among drawn embeddings, few labels a class")
+    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, print, draw."""
     chosen = report.options(__doc__ or "", arguments)
-    repeats = 1 if chosen.quick else REPEATS
+    repeats, seeds = (1, 1) if chosen.quick else (REPEATS, chosen.seeds)
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 2000, 120 if chosen.quick else 1000)
+        images = load(chosen.data, 300 if chosen.quick else 5500, 120 if chosen.quick else 3000)
         # At most half of the new images are labelled.
         counts = [count for count in COUNTS if 20 * count <= len(images.new_x)]
-        recipe = models.dense(2 if chosen.quick else 12, method="approx", **models.ONLINE)
-        figure, axes = report.new_figure(1, 1, (5, 3.5))
-        rows = [["model", *(f"{count} a class" for count in counts)]]
+        recipe = models.dense(2 if chosen.quick else 15)
+        kept = report.results(chosen, "few_labels")
+        found: dict[str, list[list[float]]] = {}
         for kind in KINDS:
-            model = models.KINDS[kind](recipe, images, 0)
-            found = [
-                [accuracy(model, images, count, seed) for seed in range(repeats)]
-                for count in counts
-            ]
-            rows.append([kind, *(report.spread(values) for values in found)])
-            axes[0, 0].plot(counts, [sum(v) / len(v) for v in found], "o-", label=kind)
-        axes[0, 0].set(xscale="log", xlabel="labels a class", ylabel="accuracy")
-        axes[0, 0].legend(fontsize=7)
-        print(f"{images.source}, {len(images.x)} images, {repeats} choices of labels, one training")
-        report.save(chosen.out, "few_labels", report.table(rows), figure)
+            for seed in range(seeds):
+                key = f"{kind}, {images.source}, {len(images.x)} images, seed {seed}"
+                one = report.once(
+                    kept, key, lambda k=kind, s=seed: run(k, recipe, images, counts, repeats, s)
+                )
+                found.setdefault(kind, []).append(one)
+        rows = [["model", *(f"{count} a class" for count in counts)]]
+        for kind, runs in found.items():
+            rows.append([kind, *(report.spread(column) for column in zip(*runs, strict=True))])
+        print(
+            f"{images.source}, {len(images.x)} images, {repeats} choices of labels, {seeds} seeds"
+        )
+        report.save(chosen.out, "few_labels", report.table(rows), draw(found, counts))
 
 
 if __name__ == "__main__":

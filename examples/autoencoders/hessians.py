@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import models
 import report
@@ -19,7 +20,7 @@ from data import Images, load
 from torch import Tensor
 
 import lapkernels as lk
-from lapkernels.autoencoder import StochasticAutoencoder, drawn_outputs
+from lapkernels.autoencoder import PlainAutoencoder, StochasticAutoencoder, drawn_outputs
 
 DRAWS = 50
 
@@ -33,11 +34,14 @@ def scores(outputs: Tensor, model: StochasticAutoencoder, x: Tensor) -> tuple[fl
 def kfac(recipe: models.Recipe, images: Images, seed: int) -> tuple[float, float, Tensor]:
     """Post-hoc with Kronecker factors."""
     trained = models.plain(recipe, images, seed)
-    la = lk.Laplace(trained.model, trained.likelihood, "kron", "mc")
-    la.fit([(x, x) for x in images.x.split(200)]).tune(by="evidence", noise=False)
+    la = lk.Laplace(trained.model, lk.likelihoods.Gaussian(models.NOISE), "kron", "mc")
+    la.fit([(x, x) for x in images.training.split(200)]).tune(by="evidence", noise=False)
     weights = la.sample(DRAWS, torch.Generator().manual_seed(seed))
     outputs = drawn_outputs(trained.model, weights, images.new_x)
-    return *scores(outputs, trained, images.new_x), outputs[:, :3]
+    judge = PlainAutoencoder(
+        trained.encoder, trained.decoder, likelihood=lk.likelihoods.Gaussian(models.NOISE)
+    )
+    return *scores(outputs, judge, images.new_x), outputs[:, :3]
 
 
 def diagonal(kind: str, method: str) -> Callable[..., tuple[float, float, Tensor]]:
@@ -50,6 +54,20 @@ def diagonal(kind: str, method: str) -> Callable[..., tuple[float, float, Tensor
         return *scores(outputs, model, images.new_x), outputs[:, :3]
 
     return run
+
+
+def run(
+    way: Callable[..., tuple[float, float, Tensor]],
+    recipe: models.Recipe,
+    images: Images,
+    seed: int,
+) -> dict[str, Any]:
+    """Error and likelihood, and inputs, means and deviations of three images."""
+    error, likelihood, outputs = way(recipe, images, seed)
+    shown = (images.new_x[:3], outputs.mean(0), outputs.std(0))
+    print(seed, round(error, 2), round(likelihood, 2), flush=True)
+    parts = [report.rounded(x[:, 0], 2) for x in shown] if seed == 0 else []
+    return {"scores": [error, likelihood], "pictures": parts}
 
 
 WAYS = {
@@ -66,17 +84,31 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = report.options(__doc__ or "", arguments)
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 1000, 200)
-        recipe = models.dense(2 if chosen.quick else 10, **models.ONLINE)
-        figure, axes = report.new_figure(len(WAYS), 6, (7, 1.3 * len(WAYS)))
+        images = load(chosen.data, 300 if chosen.quick else 2200, 200)
+        likelihood = lk.likelihoods.Gaussian(models.NOISE)
+        recipe = models.dense(2 if chosen.quick else 20, likelihood=likelihood)
+        kept = report.results(chosen, "hessians")
+        figure, axes = report.new_figure(len(WAYS), 9, (10, 1.25 * len(WAYS)))
         rows = [["curvature", "squared error of the mean", "log p(x)"]]
         for row, (name, way) in zip(axes, WAYS.items(), strict=True):
-            found = [way(recipe, images, seed) for seed in range(seeds)]
-            outputs = found[0][2]
-            for k in range(3):
-                report.show(row[k], outputs.mean(0)[k], title=name if k == 0 else "")
-                report.show(row[3 + k], outputs.var(0)[k], "viridis")
-            rows.append([name, *(report.spread([one[k] for one in found], 1) for k in (0, 1))])
+            found = [
+                report.once(
+                    kept,
+                    f"{name}, {images.source}, {len(images.x)} images, seed {seed}",
+                    lambda w=way, s=seed: run(w, recipe, images, s),
+                )
+                for seed in range(seeds)
+            ]
+            first = row is axes[0]
+            for part, title in enumerate(("input", "mean", "σ")):
+                for k in range(3):
+                    values = torch.tensor(found[0]["pictures"][part][k])
+                    limits = {"vmin": 0, "vmax": 0.3, "cmap": "viridis"} if title == "σ" else {}
+                    left = name if part == k == 0 else ""
+                    report.show(row[3 * part + k], values, title if first else "", left, **limits)
+            scored = [one["scores"] for one in found]
+            rows.append([name, *(report.spread([one[k] for one in scored], 1) for k in (0, 1))])
+        report.claim(figure, "Exact and approximate diagonals give the same uncertainty")
         print(f"{images.source}, {len(images.x)} images, {seeds} seeds, {DRAWS} draws")
         report.save(chosen.out, "hessians", report.table(rows), figure)
 

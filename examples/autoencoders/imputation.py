@@ -12,6 +12,7 @@ back before the classifier sees them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import models
 import report
@@ -64,10 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     chosen = report.options(__doc__ or "", arguments)
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 3000, 1000)
-        recipe = models.dense(
-            2 if chosen.quick else 10, method="approx", **models.settled(len(images.x))
-        )
+        images = load(chosen.data, 300 if chosen.quick else 5500, 1000)
+        recipe = models.dense(2 if chosen.quick else 15, latent=8)
+        kept = report.results(chosen, "imputation")
         judge = classifier(images, 3 if chosen.quick else 10)
         x, y = images.new_x, images.new_y
         observed = torch.zeros(1, images.side, images.side, dtype=torch.bool)
@@ -81,15 +81,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for row, kind in zip(axes, KINDS, strict=True):
             found = []
             for seed in range(seeds):
-                model = models.KINDS[kind](recipe, images, seed)
-                filled = impute(model, x, observed, modes=MODES, keep=False)
-                found.append(scores(judge, filled, x, y, observed))
-                print(kind, seed, [round(value, 3) for value in found[-1]], flush=True)
+
+                def run(kind: str = kind, seed: int = seed) -> dict[str, Any]:
+                    model = models.KINDS[kind](recipe, images, seed)
+                    filled = impute(model, x, observed, modes=MODES, keep=False)
+                    values = scores(judge, filled, x, y, observed)
+                    print(kind, seed, [round(value, 3) for value in values], flush=True)
+                    made = generate(model, x.shape[1:], 5)
+                    shown = torch.cat([filled[:, 0], made]) if seed == 0 else made[:0]
+                    return {"scores": values, "pictures": report.rounded(shown[:, 0], 2)}
+
+                key = f"{kind}, {images.source}, {len(images.x)} images, seed {seed}"
+                one = report.once(kept, key, run)
+                found.append(one["scores"])
                 if seed == 0:
-                    draw(row, kind, x[0], observed, filled[:, 0], generate(model, x.shape[1:], 5))
+                    shown = torch.tensor(one["pictures"]).unsqueeze(1)
+                    draw(row, kind, x[0], observed, shown[:MODES], shown[MODES:])
             rows.append(
                 [kind, *(report.spread([one[k] for one in found]) for k in range(len(head) - 1))]
             )
+        for index, title in ((0, "input"), (1, "seen"), (2, "filled in"), (7, "generated")):
+            axes[0, index].set_title(title)
+        report.claim(figure, "The lower half is seen; drawn networks fill in the upper")
         print(f"{images.source}, {len(images.x)} images, {seeds} seeds, {MODES} images an input")
         report.save(chosen.out, "imputation", report.table(rows), figure)
 
@@ -99,9 +112,8 @@ def draw(
 ) -> None:
     """The image, what is seen of it, five that fill it in, and five out of noise."""
     pictures = [x, x * observed, *filled, *made]
-    titles = [kind, "seen", "filled in", "", "", "", "", "generated"]
     for index, picture in enumerate(pictures):
-        report.show(row[index], picture, title=titles[index] if index < len(titles) else "")
+        report.show(row[index], picture, left=kind if index == 0 else "", vmin=0, vmax=1)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Where decoders are unsure, in the latent space of a VAE and of Laplacian autoencoders.
 
 Figures 1 and 8 of Laplacian autoencoders (Miani et al., 2022): latent means over a heat map of the
-decoder's standard deviation, and mean and variance of reconstructions.
+decoder's standard deviation, and mean and deviation of reconstructions.
 
     python examples/autoencoders/latent_space.py --data mnist.npz --out results
 """
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from lapkernels.autoencoder import StochasticAutoencoder
 
-KINDS = ("VAE", "LAE (post-hoc)", "LAE (online)")
+KINDS = ("VAE, learned variance", "LAE (post-hoc)", "LAE (online)")
+PICTURED = 3
 
 
 def grid(z: Tensor, points: int) -> tuple[Tensor, tuple[float, float, float, float]]:
@@ -37,40 +38,64 @@ def distances(points: Tensor, z: Tensor) -> Tensor:
     return torch.cdist(points / scale, z / scale).min(1).values
 
 
-def draw(row: Any, name: str, model: StochasticAutoencoder, images: Images, side: int) -> list[str]:
-    """One model's heat map and pictures; its line of the table."""
+def run(model: StochasticAutoencoder, images: Images, side: int) -> dict[str, Any]:
+    """What the table and the picture show of one model."""
     z = model.latent(images.new_x, 30).mean
     points, extent = grid(z, side)
-    deviation = model.decode(points, 30).std.flatten(1).mean(1)
-    row[0].imshow(
-        deviation.view(side, side).T, origin="lower", extent=extent, aspect="auto", cmap="viridis_r"
-    )
-    row[0].scatter(*z.T, c=images.new_y, s=3, cmap="tab10")
-    row[0].set_title(name, fontsize=9)
-    found = model.reconstruct(images.new_x[:3], 100)
-    for k in range(3):
-        report.show(row[1 + k], found.mean[k], title="mean" if k == 0 else "")
-        report.show(row[4 + k], found.variance[k], "viridis", "variance" if k == 0 else "")
+    deviation = model.decode(points, 50).std.flatten(1).mean(1)
+    pictured = torch.stack([images.new_x[images.new_y == c][0] for c in (3, 4, 8)][:PICTURED])
+    found = model.reconstruct(pictured, 100)
     away = distances(points, z)
     near, far = (float(deviation[mask].mean()) for mask in (away < 0.2, away > 1))
     error = (model.reconstruct(images.new_x, 30).mean - images.new_x).square().mean()
-    return [name, f"{float(error):.4f}", f"{near:.4f}", f"{far:.4f}", f"{far / near:.2f}"]
+    return {
+        "table": [float(error), near, far, far / max(near, 1e-12)],
+        "z": report.rounded(z),
+        "classes": images.new_y.tolist(),
+        "extent": extent,
+        "deviation": report.rounded(deviation.view(side, side), 5),
+        "pictures": [report.rounded(x[:, 0], 3) for x in (pictured, found.mean, found.std)],
+    }
+
+
+def draw(figure: Any, axes: Any, name: str, one: dict[str, Any]) -> None:
+    """One model: its heat map with the latent means, inputs with their reconstructions."""
+    heat, *rest = axes
+    values = torch.tensor(one["deviation"]).T
+    shown = heat.imshow(values, origin="lower", extent=one["extent"], aspect="auto", cmap="viridis")
+    z = torch.tensor(one["z"])
+    heat.scatter(z[:, 0], z[:, 1], c=one["classes"], s=4, cmap="tab10", linewidths=0)
+    heat.set(xticks=[], yticks=[], title=f"{name}: {one['table'][3]:.1f} times as unsure far away")
+    figure.colorbar(shown, ax=heat, label="σ of pixels")
+    for part, (title, color) in enumerate((("input", "gray"), ("mean", "gray"), ("σ", "viridis"))):
+        for k, ax in enumerate(rest[part * PICTURED : (part + 1) * PICTURED]):
+            report.show(ax, torch.tensor(one["pictures"][part][k]), title, cmap=color)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train, print, draw."""
     chosen = report.options(__doc__ or "", arguments)
     with report.timed():
-        images = load(chosen.data, 300 if chosen.quick else 2000, 300)
-        recipe = models.dense(2 if chosen.quick else 12, method="approx", **models.ONLINE)
+        images = load(chosen.data, 300 if chosen.quick else 11_000, 300)
+        recipe = models.dense(2 if chosen.quick else 15)
+        kept = report.results(chosen, "latent_space")
         figure, axes = report.new_figure(
-            len(KINDS), 7, (13, 2.2 * len(KINDS)), width_ratios=[2, 1, 1, 1, 1, 1, 1]
-        )
-        rows = [["model", "mean squared error", "std at data", "std far away", "ratio"]]
+            len(KINDS), 1 + 3 * PICTURED, (13, 2.6 * len(KINDS)),
+            width_ratios=[3.4, *[1] * (3 * PICTURED)],
+        )  # fmt: skip
+        rows = [["model", "mean squared error", "σ at data", "σ far away", "ratio"]]
         for row, name in zip(axes, KINDS, strict=True):
-            model = models.KINDS[name](recipe, images, 0)
-            rows.append(draw(row, name, model, images, 12 if chosen.quick else 40))
+            one = report.once(
+                kept, f"{name}, {images.source}, {len(images.x)} images",
+                lambda kind=name: run(
+                    models.KINDS[kind](recipe, images, 0), images, 12 if chosen.quick else 40
+                ),
+            )  # fmt: skip
+            draw(figure, row, name, one)
+            rows.append([name, *(f"{value:.4f}" for value in one["table"][:3])])
+            rows[-1].append(f"{one['table'][3]:.2f}")
         print(f"{images.source}, {len(images.x)} images")
+        report.claim(figure, "A Laplacian decoder is sure where data are and unsure around them")
         report.save(chosen.out, "latent_space", report.table(rows), figure)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import networks
@@ -22,116 +22,88 @@ from lapkernels.autoencoder import (
     with_dropout,
 )
 
-NOISE = 0.05
-# Of the variational autoencoders, the paper's.
+# About the squared error of a pixel that plain autoencoders leave: the noise of those whose
+# posterior or divergence depends on it.
+NOISE = 0.03
+# The paper's, where the decoder learns the variance of pixels.
 KL_SCALE = 1e-3
-# The paper's rule, from a precision at which the first draws do not drown the signal.
-ONLINE: dict[str, Any] = {"update": "online", "memory": 1e-3, "initial_precision": 100.0}
-
-
-def settled(data_size: int) -> dict[str, Any]:
-    """Settings under which the precision settles at the curvature of all data and a prior of 1."""
-    return {
-        "update": "natural_gradient",
-        "memory": 0.1,
-        "data_size": data_size,
-        "prior": 1.0,
-        "initial_precision": float(data_size),
-    }
+PATIENCE = 3
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Networks and how long to train them.
+    """Networks with ``latent`` variables, and for how many epochs they are trained at most.
 
-    ``online`` are settings of the online Laplacian autoencoder, ``noise`` the variance of a pixel
-    around its reconstruction, the same for all but those that learn it.
+    Training stops when the loss of validation images has not fallen for a few epochs.
+    ``online`` are settings of the online Laplacian autoencoder: none, its defaults.
     """
 
     encoder: Callable[[int, int], nn.Sequential]
-    decoder: Callable[[int], nn.Sequential]
+    decoder: Callable[[int, int], nn.Sequential]
     epochs: int
-    online: dict[str, Any]
-    noise: float = NOISE
+    latent: int = 2
+    online: dict[str, Any] = field(default_factory=dict)
+
+    def networks(self, images: Images, seed: int) -> tuple[nn.Sequential, nn.Sequential]:
+        """Encoder and decoder with the initial weights of a seed."""
+        torch.manual_seed(seed)
+        return self.encoder(images.side, self.latent), self.decoder(images.side, self.latent)
+
+    def trained(self, model: Any, images: Images) -> Any:
+        """The model, fitted."""
+        return model.fit(
+            images.loader(), self.epochs, validation=images.validation(), patience=PATIENCE
+        )
 
 
-def dense(epochs: int, **online: Any) -> Recipe:
-    """Linear layers."""
+def dense(
+    epochs: int, latent: int = 2, widths: tuple[int, ...] = (256, 64), **online: Any
+) -> Recipe:
+    """Linear layers with tanh between them."""
     return Recipe(
-        lambda side, latent: networks.dense(side, latent=latent),
-        networks.dense_decoder,
+        lambda side, size: networks.dense(side, widths, size),
+        lambda side, size: networks.dense_decoder(side, widths, size),
         epochs,
+        latent,
         online,
     )
-
-
-def conv(epochs: int, **online: Any) -> Recipe:
-    """Convolutions."""
-    return Recipe(
-        lambda side, latent: networks.conv(side, latent), networks.conv_decoder, epochs, online
-    )
-
-
-def whitened(images: Images, epochs: int, **online: Any) -> Recipe:
-    """An encoder of linear layers that sees 100 principal components, and a small decoder."""
-    first = networks.whitening(images.x, 100)
-    return Recipe(
-        lambda side, latent: networks.whitened(first, latent),
-        networks.small_decoder,
-        epochs,
-        online,
-    )
-
-
-def adam(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """The optimiser of all examples."""
-    return torch.optim.Adam(parameters, 2e-3)
 
 
 def plain(recipe: Recipe, images: Images, seed: int) -> PlainAutoencoder:
     """Trained without uncertainty."""
-    torch.manual_seed(seed)
-    made = PlainAutoencoder(
-        recipe.encoder(images.side, 2), recipe.decoder(images.side),
-        likelihood=lk.likelihoods.Gaussian(recipe.noise), optimizer=adam, seed=seed,
-    )  # fmt: skip
-    return made.fit(images.loader(), recipe.epochs)
-
-
-def learned_variance(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
-    """With a second decoder for the variance of every pixel."""
-    torch.manual_seed(seed)
-    decoder = side_by_side(recipe.decoder(images.side), recipe.decoder(images.side))
-    made = PlainAutoencoder(
-        recipe.encoder(images.side, 2), decoder,
-        likelihood="heteroscedastic", optimizer=adam, seed=seed,
-    )  # fmt: skip
-    return made.fit(images.loader(), recipe.epochs)
+    return recipe.trained(PlainAutoencoder(*recipe.networks(images, seed), seed=seed), images)
 
 
 def variational(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
-    """With two encoders and two decoders, for means and variances."""
-    torch.manual_seed(seed)
-    mean, log_variance = (recipe.encoder(images.side, 2) for _ in range(2))
+    """With a second encoder for the variance of the latent variables."""
+    mean, decoder = recipe.networks(images, seed)
+    log_variance = recipe.encoder(images.side, recipe.latent)
+    made = VariationalAutoencoder(
+        side_by_side(mean, log_variance), decoder,
+        likelihood=lk.likelihoods.Gaussian(NOISE), seed=seed,
+    )  # fmt: skip
+    return recipe.trained(made, images)
+
+
+def learned_variance(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
+    """A variational one with a second decoder for the variance of pixels, as in the paper."""
+    mean, decoder = recipe.networks(images, seed)
+    log_variance = recipe.encoder(images.side, recipe.latent)
     # From a variance of 1 few steps do not learn to use the latent variables.
     torch.nn.init.constant_(log_variance[-1].bias, -6.0)  # pyright: ignore[reportArgumentType]
-    encoder = side_by_side(mean, log_variance)
-    decoder = side_by_side(recipe.decoder(images.side), recipe.decoder(images.side))
+    decoders = side_by_side(decoder, recipe.decoder(images.side, recipe.latent))
     made = VariationalAutoencoder(
-        encoder, decoder, kl_scale=KL_SCALE,
-        likelihood="heteroscedastic", optimizer=adam, seed=seed,
+        side_by_side(mean, log_variance), decoders,
+        kl_scale=KL_SCALE, likelihood="heteroscedastic", seed=seed,
     )  # fmt: skip
-    return made.fit(images.loader(), recipe.epochs)
+    return recipe.trained(made, images)
 
 
 def dropout(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
     """With a fifth of the units dropped between layers, in training and in use."""
-    torch.manual_seed(seed)
-    made = DropoutAutoencoder(
-        with_dropout(recipe.encoder(images.side, 2)), with_dropout(recipe.decoder(images.side)),
-        likelihood=lk.likelihoods.Gaussian(recipe.noise), optimizer=adam, seed=seed,
-    )  # fmt: skip
-    return made.fit(images.loader(), recipe.epochs)
+    encoder, decoder = recipe.networks(images, seed)
+    made = DropoutAutoencoder(with_dropout(encoder), with_dropout(decoder), seed=seed)
+    return recipe.trained(made, images)
 
 
 def ensemble(recipe: Recipe, images: Images, seed: int) -> StochasticAutoencoder:
@@ -143,28 +115,23 @@ def post_hoc(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencod
     """A Laplace approximation around a plain one, its prior tuned by the evidence."""
     trained = plain(recipe, images, seed)
     found = lk.LaplacianAutoencoder(
-        trained.encoder, trained.decoder, likelihood=trained.likelihood, seed=seed,
-        method=recipe.online.get("method"),
+        trained.encoder, trained.decoder, recipe.online.get("method", "mixed"),
+        likelihood=lk.likelihoods.Gaussian(NOISE), seed=seed,
     )  # fmt: skip
-    found.fit_post_hoc(images.x.split(200))
+    found.fit_post_hoc(images.training.split(200))
     return found
 
 
 def online(recipe: Recipe, images: Images, seed: int) -> lk.LaplacianAutoencoder:
-    """A Laplacian autoencoder trained from the start."""
-    torch.manual_seed(seed)
-    made = lk.LaplacianAutoencoder(
-        recipe.encoder(images.side, 2), recipe.decoder(images.side),
-        likelihood=lk.likelihoods.Gaussian(recipe.noise), optimizer=adam, seed=seed,
-        **recipe.online,
-    )  # fmt: skip
-    return made.fit(images.loader(), recipe.epochs)
+    """A Laplacian autoencoder trained from the start, by its defaults."""
+    made = lk.LaplacianAutoencoder(*recipe.networks(images, seed), seed=seed, **recipe.online)
+    return recipe.trained(made, images)
 
 
 KINDS: dict[str, Callable[[Recipe, Images, int], StochasticAutoencoder]] = {
     "AE": plain,
-    "AE, learned variance": learned_variance,
     "VAE": variational,
+    "VAE, learned variance": learned_variance,
     "MC-AE": dropout,
     "AE ensemble": ensemble,
     "LAE (post-hoc)": post_hoc,

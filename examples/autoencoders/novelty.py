@@ -1,73 +1,109 @@
 """Inputs unlike the training data, told apart by likelihood, typicality and variances.
 
-Figures 9 and 10 of Laplacian autoencoders (Miani et al., 2022): trained on clothes, shown digits.
-With --data alone it is shown scikit-learn's digits, enlarged, next to training images that were
-held out: settings were chosen on these. Without files it is trained on digits and shown digits on
-their side.
+Figures 9 and 10 of Laplacian autoencoders (Miani et al., 2022): trained on images of one kind,
+shown others, the same inverted, and the same on their side. The online autoencoder is the one of
+four lines, with every setting left to its default.
 
-    python examples/autoencoders/novelty.py --data fashion_mnist.npz --unusual mnist.npz --out x
+    python examples/autoencoders/novelty.py --data mnist.npz --unusual fashion_mnist.npz --out x
 """
 
 from __future__ import annotations
 
+import time
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
+from typing import Any
 
 import models
 import report
 import torch
-import torch.nn.functional as F
 from data import Images, load
+from pictures import PALETTE, intervals
 from torch import Tensor
 
-import lapkernels as lk
-from lapkernels.autoencoder import (
-    Novelty,
-    StochasticAutoencoder,
-    areas,
-    drawn_outputs,
-    novelty,
-    roc,
-)
+from lapkernels.autoencoder import Novelty, areas, novelty
 
-KINDS = ("LAE (online)", "LAE (post-hoc)", "VAE", "MC-AE")
-TRAINED, SHOWN, DRAWS = 4000, 300, 20
+KINDS = ("AE", "VAE", "MC-AE", "LAE (post-hoc)", "LAE (online)")
+SCORES = tuple(field.name for field in fields(Novelty))
+TRAINED, SHOWN, DRAWS = 11_000, 500, 30
 
 
-def questions(chosen: Namespace) -> tuple[Images, Tensor]:
-    """Images to train on and to be shown, and unusual ones."""
-    shown = 60 if chosen.quick else SHOWN
-    images = load(chosen.data, (240 if chosen.quick else TRAINED) + shown, shown)
-    held_out = images.x[-shown:]
-    images = replace(images, x=images.x[:-shown], y=images.y[:-shown])
-    if chosen.data is None:
-        return images, images.new_x.rot90(1, (2, 3))
-    if chosen.unusual is None:
-        digits = F.interpolate(load(None, shown, 1).x, size=(20, 20), mode="bilinear")
-        edge = (images.side - 20) // 2
-        return replace(images, new_x=held_out), F.pad(digits, (edge,) * 4)
-    return images, load(chosen.unusual, 1, shown).new_x
+def questions(chosen: Namespace) -> tuple[Images, dict[str, Tensor]]:
+    """Images to train on and to be shown, and unusual ones by name."""
+    images = load(chosen.data, 300 if chosen.quick else TRAINED, 60 if chosen.quick else SHOWN)
+    x = images.new_x
+    unusual = {"inverted": 1 - x, "on their side": x.rot90(1, (2, 3))}
+    if chosen.unusual is not None:
+        other = load(chosen.unusual, 1, len(x))
+        unusual = {other.source.partition(",")[0].replace("_", " "): other.new_x, **unusual}
+    return images, unusual
 
 
-@torch.no_grad()
-def by_part(model: StochasticAutoencoder, usual: Tensor, unusual: Tensor) -> list[str]:
-    """Area by the variance of outputs where the encoder alone is drawn, and the decoder alone."""
-    if not isinstance(model, lk.LaplacianAutoencoder):
-        return ["", ""]
-    weights = model.sample(DRAWS)
-    encoders, decoders = (
-        {name.removeprefix(part): w for name, w in weights.items() if name.startswith(part)}
-        for part in ("encoder.", "decoder.")
+def run(
+    kind: str, recipe: models.Recipe, images: Images, unusual: dict[str, Tensor], seed: int
+) -> dict[str, Any]:
+    """Reconstruction error, time of training, areas under the ROC; of seed 0 some pictures."""
+    start = time.perf_counter()
+    model = models.KINDS[kind](recipe, images, seed)
+    seconds = time.perf_counter() - start
+    some = images.training[:200]
+    mean = model.reconstruct(images.new_x, DRAWS).mean
+    inside = novelty(model, images.new_x, some, DRAWS)
+    found: dict[str, Any] = {
+        "error": float((mean - images.new_x).square().mean()),
+        "seconds": round(seconds, 1),
+        "epochs": max(len(model.history), 1),
+        "areas": {
+            name: areas(inside, novelty(model, x, some, DRAWS)) for name, x in unusual.items()
+        },
+    }
+    if seed == 0 and kind == KINDS[-1]:
+        pictured = torch.cat([x[:2] for x in (images.new_x, *unusual.values())])
+        moments = model.reconstruct(pictured, DRAWS)
+        parts = {"input": pictured, "mean": moments.mean, "σ": moments.std}
+        found["pictures"] = {name: report.rounded(x[:, 0], 2) for name, x in parts.items()}
+    print(kind, seed, f"{found['error']:.4f}", found["areas"], flush=True)
+    return found
+
+
+def draw(found: dict[str, list[dict[str, Any]]], usual: str) -> Any:
+    """Areas under the ROC by score, for each kind of unusual images; and what the LAE sees."""
+    shown = found[KINDS[-1]][0]["pictures"]
+    sets = list(found[KINDS[-1]][0]["areas"])
+    figure, axes = report.new_figure(
+        2, len(sets), (3.6 * len(sets), 6.6), sharey="row", height_ratios=[1.15, 1]
     )
-
-    def scores(x: Tensor) -> list[Tensor]:
-        z = drawn_outputs(model.encoder, encoders, x)
-        outputs = model.decoder(z.flatten(0, 1)).unflatten(0, z.shape[:2])
-        others = drawn_outputs(model.decoder, decoders, model.encoder(x))
-        return [values.var(0).flatten(1).sum(1) for values in (outputs, others)]
-
-    return [f"{roc(a, b).area:.3f}" for a, b in zip(scores(usual), scores(unusual), strict=True)]
+    for ax, name in zip(axes[0], sets, strict=True):
+        values = {
+            score.replace("_", " "): [
+                [one["areas"][name][score] for one in found[kind]] for kind in KINDS
+            ]
+            for score in SCORES
+        }
+        intervals(ax, [kind.replace(" (", "\n(") for kind in KINDS], values)
+        ax.axhline(0.5, color=PALETTE[-1], linestyle=":", linewidth=1)
+        ax.set_title(f"{usual} against {name}")
+        ax.tick_params(axis="x", labelsize=7)
+    axes[0, 0].set_ylabel("area under the ROC")
+    axes[0, -1].legend(loc="lower left", fontsize=8)
+    grid = axes[1, 0].get_gridspec()
+    for ax in axes[1]:
+        ax.remove()
+    inner = grid[1, :].subgridspec(3, len(shown["input"]))
+    top = max(max(map(max, image)) for image in shown["σ"])
+    titles = [label for name in (usual, *sets) for label in (name, "")]
+    for row, (part, color) in enumerate((("input", "gray"), ("mean", "gray"), ("σ", "viridis"))):
+        for column, values in enumerate(shown[part]):
+            ax = figure.add_subplot(inner[row, column])
+            limits = {"vmin": 0, "vmax": 0.7 * top if part == "σ" else 1}
+            left = part if column == 0 else ""
+            title = titles[column] if row == 0 else ""
+            report.show(ax, torch.tensor(values), title, left, cmap=color, **limits)
+    report.claim(
+        figure, "Variances of a Laplacian autoencoder tell what is unlike its training data"
+    )
+    return figure
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -78,43 +114,27 @@ def main(arguments: Sequence[str] | None = None) -> None:
     seeds = 1 if chosen.quick else chosen.seeds
     with report.timed():
         images, unusual = questions(chosen)
-        recipe = models.whitened(images, 1 if chosen.quick else 6, method="approx", **models.ONLINE)
-        figure, axes = report.new_figure(2, len(KINDS), (2.4 * len(KINDS), 4.6))
-        names = [field.name for field in fields(Novelty)]
-        head = ["model", *(name.replace("_", " ") for name in names)]
-        rows = [[*head, "encoders drawn", "decoders drawn"]]
-        for column, kind in enumerate(KINDS):
-            found, parts = [], ["", ""]
+        recipe = models.dense(1 if chosen.quick else 12, latent=8)
+        kept = report.results(chosen, "novelty")
+        found: dict[str, list[dict[str, Any]]] = {}
+        for kind in KINDS:
             for seed in range(seeds):
-                model = models.KINDS[kind](recipe, images, seed)
-                some = images.x[:100]
-                inside, outside = (novelty(model, x, some, DRAWS) for x in (images.new_x, unusual))
-                found.append(areas(inside, outside))
-                print(kind, seed, [round(area, 3) for area in found[-1].values()], flush=True)
-                if seed == 0:
-                    draw(axes[:, column], kind, inside, outside)
-                    parts = by_part(model, images.new_x, unusual)
-            areas_of = [report.spread([one[name] for one in found]) for name in names]
-            rows.append([kind, *areas_of, *parts])
+                key = f"{kind}, {images.source}, {len(images.x)} images, seed {seed}"
+                one = report.once(
+                    kept, key, lambda k=kind, s=seed: run(k, recipe, images, unusual, s)
+                )
+                found.setdefault(kind, []).append(one)
+        rows = [["model", "squared error", "unusual", *(s.replace("_", " ") for s in SCORES)]]
+        for kind, runs in found.items():
+            for name in unusual:
+                values = [
+                    report.spread([r["areas"][name][score] for r in runs]) for score in SCORES
+                ]
+                error = report.spread([r["error"] for r in runs], 4)
+                rows.append([kind, error, name, *values])
         print(f"{images.source}, {len(images.x)} images, {seeds} seeds; areas under the ROC")
-        report.save(chosen.out, "novelty", report.table(rows), figure)
-
-
-def draw(axes: Sequence[object], kind: str, inside: Novelty, outside: Novelty) -> None:
-    """ROC curves by both variances above histograms of the output's."""
-    curves, counts = axes
-    for name in ("latent_variance", "output_variance"):
-        curve = roc(getattr(inside, name), getattr(outside, name))
-        label = f"{name.split('_')[0]} {curve.area:.2f}"
-        curves.plot(curve.false_positive, curve.true_positive, label=label)  # pyright: ignore
-    curves.plot([0, 1], [0, 1], "k:", linewidth=0.8)  # pyright: ignore
-    curves.set_title(kind, fontsize=9)  # pyright: ignore
-    curves.legend(fontsize=7)  # pyright: ignore
-    for scores, label in ((inside, "usual"), (outside, "unusual")):
-        values = scores.output_variance.clamp_min(1e-12).log10()
-        counts.hist(values, bins=30, alpha=0.6, label=label)  # pyright: ignore
-    counts.set_xlabel("log10 output variance", fontsize=8)  # pyright: ignore
-    counts.legend(fontsize=7)  # pyright: ignore
+        usual = images.source.partition(",")[0]
+        report.save(chosen.out, "novelty", report.table(rows), draw(found, usual))
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from lapkernels.ops import precision_update, sample_from_precision
 
 # What draws of the weights may add to the squared error, as a share of the data's variance: aimed
 # at by default, and warned of.
-AIM, DROWNED = 1 / 200, 1 / 2
+AIM, DROWNED = 1 / 500, 1 / 2
 
 
 class LaplacianAutoencoder(StochasticAutoencoder):
@@ -48,7 +48,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
 
     - for ``natural_gradient``: α = 0.02, Λ = 1, N and H₀ by the first batch. H then settles at the
       curvature of N samples, and by its quadratic approximation P weights add P/N to the squared
-      error over the noise, summed over outputs. N is such that this is 1/200 of what the data hold;
+      error over the noise, summed over outputs. N is such that this is 1/500 of what the data hold;
       H₀ is one number for all weights under which the first draws add as much. A Bayesian takes
       the number of training samples for N, which is worth the noise variance of ``likelihood``:
       too large a variance, such as 1 for pixels between 0 and 1, drowns the signal.
