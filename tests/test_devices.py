@@ -17,7 +17,8 @@ from lapkernels.laplace import calibration
 from lapkernels.variational import VariationalInference, VariationalLaplace
 from tests.autoencoder.problems import conv_networks, images
 from tests.autoencoder.test_baselines import EVERY as AUTOENCODERS
-from tests.curvature.test_devices import assert_no_default_device, tensors
+from tests.curvature.functions import tensors
+from tests.curvature.test_devices import assert_no_default_device
 from tests.laplace.dense import CASES as STRUCTURES
 from tests.laplace.problems import PROBLEMS
 from tests.variational.networks import prepared, residual

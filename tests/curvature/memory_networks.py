@@ -8,19 +8,16 @@ from math import isqrt
 import torch
 from torch import Tensor, nn
 
+from tests.curvature.zoo.network import Net
+
 Built = tuple[nn.Module, Tensor]
 
 
 def images(outputs: int, small: bool) -> Built:
     """Few parameters, large images."""
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.Conv2d(8, 8, 3, padding=1),
-        nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1),
-        nn.Flatten(),
-        nn.Linear(8, outputs),
+        *(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()),
+        *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, outputs)),
     )
     size, batch = (32, 2) if small else (256, 6)
     return model, torch.randn(batch, 1, size, size)
@@ -42,22 +39,15 @@ def matrix(outputs: int, small: bool) -> Built:
     return nn.Sequential(nn.Linear(width, outputs)), torch.randn(4, width)
 
 
-class Twice(nn.Module):
-    """A large matrix that is used twice, so that its Jacobians are added up."""
-
-    def __init__(self, width: int, outputs: int) -> None:
-        super().__init__()
-        self.body = nn.Linear(width, width)
-        self.head = nn.Linear(width, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.body(self.body(x).tanh()).tanh())
-
-
 def tied(outputs: int, small: bool) -> Built:
-    """Few activations, a large matrix with two uses."""
+    """Few activations, a large matrix that is used twice, so that its Jacobians are added up."""
     width = 64 if small else 1536
-    return Twice(width, outputs), torch.randn(4, width)
+    model = Net(
+        lambda net, x: net.head(net.body(net.body(x).tanh()).tanh()),
+        body=nn.Linear(width, width),
+        head=nn.Linear(width, outputs),
+    )
+    return model, torch.randn(4, width)
 
 
 class Attention(nn.Module):
@@ -78,23 +68,16 @@ class Attention(nn.Module):
         return x + self.narrow(nn.functional.gelu(self.widen(self.between(x))))
 
 
-class Transformer(nn.Module):
-    """Tokens, two blocks, the mean over positions."""
-
-    def __init__(self, tokens: int, width: int, outputs: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(tokens, width)
-        self.blocks = nn.Sequential(Attention(width, 4), Attention(width, 4))
-        self.head = nn.Linear(width, outputs)
-
-    def forward(self, index: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embed(index)).mean(1))
-
-
 def sequence(outputs: int, small: bool) -> Built:
-    """Many positions that share small matrices."""
+    """Many positions that share small matrices: tokens, two blocks, the mean over positions."""
     batch, length = (2, 16) if small else (28, 128)
-    return Transformer(500, 64, outputs), torch.randint(500, (batch, length))
+    model = Net(
+        lambda net, index: net.head(net.blocks(net.embed(index)).mean(1)),
+        embed=nn.Embedding(500, 64),
+        blocks=nn.Sequential(Attention(64, 4), Attention(64, 4)),
+        head=nn.Linear(64, outputs),
+    )
+    return model, torch.randint(500, (batch, length))
 
 
 class Skips(nn.Module):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.curvature import check
+from tests.curvature.functions import tensors
 from tests.curvature.methods import Turn, Variant, variants
 from tests.curvature.truth import Truth
 
@@ -30,19 +31,6 @@ CASES = [
 ]
 # Numbers that are drawn differ from device to device.
 DRAWN = ("mc", "signs")
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """All tensors in a result."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from tensors([*value.values()])
-    elif isinstance(value, Sequence) and not isinstance(value, str):
-        for part in value:
-            yield from tensors(part)
-    elif is_dataclass(value):
-        yield from tensors([getattr(value, field.name) for field in fields(value)])
 
 
 def moved(value: Any, device: str) -> Any:

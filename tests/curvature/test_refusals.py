@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import lapkernels as lk
 from tests.curvature import check, oracle, refusals
+from tests.curvature.functions import FUNCTIONS, ones, tensors
 from tests.curvature.zoo import ZOO
 from tests.curvature.zoo.network import Apply, Net
 
@@ -50,10 +51,6 @@ def test_refused_by_other_methods(case: refusals.Case, method: Any) -> None:
         lk.diag(model, (x, None), method=method)
 
 
-def ones(model: nn.Module) -> dict[str, Tensor]:
-    return {name: torch.ones_like(p) for name, p in model.named_parameters() if p.requires_grad}
-
-
 def some_labels(model: nn.Module, x: Any) -> tuple[Any, Tensor]:
     """Of the output's shape, if there is one."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -64,52 +61,34 @@ def some_labels(model: nn.Module, x: Any) -> tuple[Any, Tensor]:
     return x, torch.zeros_like(f) if isinstance(f, Tensor) else torch.zeros(3, 2)
 
 
-OTHER_FUNCTIONS: dict[str, Callable[[nn.Module, Any], Any]] = {
-    "kron": lambda model, x: lk.kron(model, (x, None)),
-    "kron_corrected": lambda model, x: lk.kron_corrected(model, [(x, None)]),
-    "blocks": lambda model, x: lk.blocks(model, (x, None)),
-    "full": lambda model, x: lk.full(model, (x, None)),
-    "ggn_product": lambda model, x: lk.ggn_product(
-        model, (x, None), torch.cat([v.flatten() for v in ones(model).values()])
-    ),
-    "low_rank": lambda model, x: lk.low_rank(model, [(x, None)], 1),
-    "hessian_diag": lambda model, x: lk.hessian_diag(model, some_labels(model, x)),
-    "gradient_and_diag": lambda model, x: lk.gradient_and_diag(model, some_labels(model, x)),
-    "predictive_variance": lambda model, x: lk.predictive_variance(model, x, ones(model)),
-    "predictive_covariance": lambda model, x: lk.predictive_covariance(model, x, ones(model)),
-    "propagated_variance": lambda model, x: lk.propagated_variance(model, x, ones(model)),
-}
+OTHER_FUNCTIONS = [name for name in FUNCTIONS if name not in ("diag", "mc", "approx")]
 
 
 @pytest.mark.parametrize("case, name", cases("refuse", tuple(OTHER_FUNCTIONS)))
 def test_refused_by_other_functions(case: refusals.Case, name: str) -> None:
     model, x = case.make()
     with check.quiet(), pytest.raises(REFUSALS):
-        OTHER_FUNCTIONS[name](model, x)
+        FUNCTIONS[name](model, *some_labels(model, x), "gaussian")
 
 
-@pytest.mark.parametrize("name", ["diag", "autograd", *OTHER_FUNCTIONS])
+@pytest.mark.parametrize("name", ["autograd", *FUNCTIONS])
 def test_overflow_is_named_or_has_autograds_answer(name: str) -> None:
     """Behind a saturated tanh the gradient is zero, of inputs whose squares are infinite."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)).double()
     x = torch.full((2, 3), 1e200, dtype=torch.float64)
-    calls = {
-        "diag": lk.diag,
-        "autograd": partial(lk.diag, route="autograd"),
-        **OTHER_FUNCTIONS,
-    }
     with check.quiet():
         try:
-            found = calls[name](model, x)
+            if name == "autograd":
+                found = lk.diag(model, x, route="autograd")
+            else:
+                found = FUNCTIONS[name](model, x, torch.zeros(2, 2).double(), "gaussian")
         except lk.Refused as error:
             assert re.search("of (0.weight|the outputs) is not finite", str(error))
             return
     known, _ = oracle.jacobians(model, x)
     assert not known["0.weight"].any()
-    held = list(found.values()) if isinstance(found, Mapping) else [found]
-    held += [part for one in held if hasattr(one, "__dict__") for part in vars(one).values()]
-    tensors = [one for one in held if isinstance(one, Tensor)]
-    assert tensors and all(bool(one.isfinite().all()) for one in tensors)
+    held = [*tensors(found)]
+    assert held and all(bool(one.isfinite().all()) for one in held)
 
 
 @pytest.mark.parametrize("case, route", cases("handle", ROUTES))

@@ -34,11 +34,6 @@ def test_linear_positions_must_be_equal() -> None:
         Geometry().check_pair((3, 4), (4, 3))
 
 
-def test_same_padding_puts_the_odd_one_after() -> None:
-    geometry = Geometry.of(nn.Conv1d(1, 1, 4, padding="same"))
-    assert geometry.padding == ((1, 2),)
-
-
 def test_integers_stand_for_every_dimension() -> None:
     for dims, kind in enumerate((nn.Conv1d, nn.Conv2d, nn.Conv3d), start=1):
         module = kind(2, 4, 3, stride=2, padding=1, dilation=2, groups=2)

@@ -148,23 +148,6 @@ def test_compile_in_one_graph(compiler: str) -> None:
 
 
 @pytest.mark.usefixtures("backend")
-def test_compile_differentiates() -> None:
-    data = draw(FEW[3], torch.float64)
-    geometry = FEW[3].geometry
-
-    def loss(s: Tensor) -> Tensor:
-        return ops.jacobian_squared_sum(s, data.x, geometry).log1p().sum()
-
-    s = data.s.clone().requires_grad_()
-    (wanted,) = torch.autograd.grad(loss(s), s)
-    torch.compiler.reset()
-    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
-    (found,) = torch.autograd.grad(compiled(s), s)
-    assert wanted.any()
-    torch.testing.assert_close(found, wanted)
-
-
-@pytest.mark.usefixtures("backend")
 def test_autocast_rounds_nothing() -> None:
     data = draw(FEW[3], torch.float32)
     wanted = _all_ops(data, FEW[3].geometry, torch.ones_like(data.weight))

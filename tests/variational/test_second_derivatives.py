@@ -26,6 +26,12 @@ def random(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
 
 
+def normalised(x: Tensor) -> Tensor:
+    """Spelled out, as torch's own batch norm is not right in the third derivative."""
+    centred = x - x.mean((0, 2), keepdim=True)
+    return centred / (centred.square().mean((0, 2), keepdim=True) + 0.1).sqrt()
+
+
 CONVOLUTIONS = {
     "1d": (F.conv1d, (2, 3, 7), (4, 3, 3), {"stride": 2, "padding": 1}),
     "2d": (F.conv2d, (2, 2, 5, 6), (3, 2, 3, 2), {"padding": (1, 0), "dilation": (1, 2)}),
@@ -113,9 +119,7 @@ def test_softplus_behind_a_norm(beta: float, threshold: float, also: str) -> Non
 
     def call(x: Tensor, weight: Tensor, bias: Tensor, spelled_out: bool = False) -> Tensor:
         if spelled_out:
-            centred = x - x.mean((0, 2), keepdim=True)
-            y = centred / (centred.square().mean((0, 2), keepdim=True) + 0.1).sqrt()
-            y = y * weight[:, None] + bias[:, None]
+            y = normalised(x) * weight[:, None] + bias[:, None]
         else:
             y = F.batch_norm(x, None, None, weight, bias, training=True, eps=0.1)
         if also == "change":
@@ -158,9 +162,7 @@ def test_third_derivatives(name: str) -> None:
         return F.batch_norm(x, None, None, w, training=True, eps=0.1)
 
     def spelled_out(x: Tensor, w: Tensor) -> Tensor:
-        """torch's own batch norm is not right in the third derivative."""
-        centred = x - x.mean((0, 2), keepdim=True)
-        return centred / (centred.square().mean((0, 2), keepdim=True) + 0.1).sqrt() * w[:, None]
+        return normalised(x) * w[:, None]
 
     def third(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
         value = call(*inputs).pow(3).sum()

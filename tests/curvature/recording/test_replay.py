@@ -17,6 +17,7 @@ import lapkernels as lk
 from lapkernels.curvature.passes.passes import passes
 from lapkernels.curvature.recording import replay
 from tests.curvature import oracle
+from tests.curvature.functions import FUNCTIONS, tensors
 from tests.curvature.recording.test_zoo import templates, tensors_behind
 from tests.curvature.zoo.network import Net
 
@@ -43,6 +44,10 @@ def small() -> nn.Sequential:
     ).eval()
 
 
+# These record nothing.
+AUTOGRAD = ("hessian_diag", "ggn_product", "low_rank")
+
+
 def images(count: int = 5, seed: int = 0) -> Tensor:
     return torch.randn(count, 1, 6, 6, generator=torch.Generator().manual_seed(seed))
 
@@ -57,39 +62,17 @@ def test_batches_after_the_second_are_replayed(recorded: list[Any]) -> None:
         torch.testing.assert_close(alone[name], value)
 
 
-QUANTITIES: dict[str, Callable[[nn.Module, Tensor], Any]] = {
-    "mc": lambda model, x: lk.diag(
-        model, x, "categorical", "mc", generator=torch.Generator().manual_seed(1)
-    ),
-    "kron": lambda model, x: {
-        f"{name}{k}": part
-        for name, pair in lk.kron(model, x, "categorical", "exact").items()
-        for k, part in enumerate((pair.input, pair.output))
-        if part is not None
-    },
-    "blocks": lambda model, x: lk.full(model, x, "categorical").matrix,
-    "gradient": lambda model, x: (
-        lk.gradient_and_diag(
-            model, (x, torch.zeros(len(x), dtype=torch.long)), "categorical"
-        ).gradient
-    ),
-    "predictive": lambda model, x: lk.predictive_variance(
-        model, x, {name: torch.ones_like(p) for name, p in model.named_parameters()}
-    ),
-}
-
-
-@pytest.mark.parametrize("name", QUANTITIES)
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name not in AUTOGRAD])
 def test_every_quantity(name: str, recorded: list[Any]) -> None:
-    model, run = small(), QUANTITIES[name]
+    model, y = small(), torch.zeros(5, dtype=torch.long)
     other = copy.deepcopy(model)
-    run(model, images())
+    FUNCTIONS[name](model, images(), y, "categorical")
     count = len(recorded)
-    found = run(model, images(seed=1))
-    assert len(recorded) == count
-    known = run(other, images(seed=1))
-    pairs = [(found, known)] if isinstance(found, Tensor) else [(found[k], known[k]) for k in known]
-    assert pairs and all(torch.equal(*pair) for pair in pairs)
+    found, known = (
+        [*tensors(FUNCTIONS[name](one, images(seed=1), y, "categorical"))] for one in (model, other)
+    )
+    assert count > 0 and len(recorded) == 2 * count
+    assert found and all(map(torch.equal, found, known))
 
 
 def test_passes_that_live_together(recorded: list[Any]) -> None:
