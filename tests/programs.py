@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 
@@ -22,9 +23,9 @@ def run(
     )
 
 
-def python(*arguments: str | Path, **options: str) -> subprocess.CompletedProcess[str]:
+def python(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
     """This Python."""
-    return run(sys.executable, *arguments, **options)  # pyright: ignore[reportArgumentType]
+    return run(sys.executable, *arguments, **options)
 
 
 def printed(*arguments: str | Path, **environment: str) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
 
 from lapkernels.kernels import NATIVE
 from lapkernels.ops import OPS
-from tests.programs import run
+from tests.programs import python
 
 # Calls an op twice, so that a second warning would show; with ones its value is O * I = 20.
 FIRST_USE = """
@@ -31,7 +30,7 @@ print(len(caught), "warnings", *caught)
 
 
 def run_python(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return run(sys.executable, *arguments, fresh=True, **environment)
+    return python(*arguments, fresh=True, **environment)
 
 
 @pytest.mark.parametrize("hidden", ["0", "1"])

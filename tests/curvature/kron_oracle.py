@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf, nan, prod
 from typing import Any
 
@@ -120,11 +121,13 @@ def uses_of_layers(
     """
     model, samples = oracle.in_double(model), list(oracle.samples(x))
     calls: list[tuple[str, Any, Tensor, Tensor]] = []
+
+    def keep(name: str, layer: Any, given: Any, z: Tensor) -> None:
+        calls.append((name, layer, given[0], z))
+
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Conv1d):
-            module.register_forward_hook(
-                lambda layer, given, z, name=name: calls.append((name, layer, given[0], z))
-            )
+            module.register_forward_hook(partial(keep, name))
     found = {name: Uses([[] for _ in samples]) for name in oracle.trainable(model)}
     for n, sample in enumerate(samples):
         calls.clear()

@@ -119,7 +119,8 @@ STATES = grouped("state", [
     Network("channels-last",
         lambda: nn.Sequential(
             nn.Conv2d(2, 3, 3), nn.GroupNorm(1, 3), nn.Flatten(), nn.Linear(12, 2)
-        ).to(memory_format=torch.channels_last), _channels_last),
+        ).to(memory_format=torch.channels_last),  # pyright: ignore[reportCallIssue]
+        _channels_last),
     Network("input-not-contiguous",
         lambda: nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), _not_contiguous,
         "sequence"),
