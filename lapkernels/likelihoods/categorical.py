@@ -32,8 +32,8 @@ from lapkernels.likelihoods.likelihood import (
     check_target_tensor,
     check_vector,
     class_dim,
-    widened,
 )
+from lapkernels.ops.base.precision import widened
 
 # torch's default, which no label has by accident.
 NO_TARGET = -100

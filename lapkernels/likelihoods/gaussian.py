@@ -17,8 +17,8 @@ from lapkernels.likelihoods.likelihood import (
     Columns,
     check_all,
     check_finite,
-    widened,
 )
+from lapkernels.ops.base.precision import widened
 
 
 @dataclass(frozen=True, eq=False)

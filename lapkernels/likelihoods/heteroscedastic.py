@@ -19,8 +19,8 @@ from lapkernels.likelihoods.likelihood import (
     check_output,
     check_target,
     class_dim,
-    widened,
 )
+from lapkernels.ops.base.precision import widened
 
 
 @dataclass(frozen=True, eq=False)

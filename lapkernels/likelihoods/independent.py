@@ -15,8 +15,8 @@ from lapkernels.likelihoods.likelihood import (
     check_output,
     check_target,
     check_vector,
-    widened,
 )
+from lapkernels.ops.base.precision import widened
 
 
 @dataclass(frozen=True, eq=False)

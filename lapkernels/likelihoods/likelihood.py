@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-HALF = (torch.float16, torch.bfloat16)
+from lapkernels.ops.base.precision import HALF
+
 FLOATING = (*HALF, torch.float32, torch.float64)
 
 
@@ -220,11 +221,6 @@ def _parity(x: Tensor) -> Tensor:
     for shift in (16, 8, 4, 2, 1):
         x = x ^ (x >> shift)
     return x & 1
-
-
-def widened(f: Tensor) -> Tensor:
-    """``f``, in float32 where its own dtype is half precision."""
-    return f.float() if f.dtype in HALF else f
 
 
 def check_output(f: Tensor) -> None:

@@ -19,8 +19,8 @@ from lapkernels.likelihoods.likelihood import (
     check_output,
     check_target_tensor,
     check_vector,
-    widened,
 )
+from lapkernels.ops.base.precision import widened
 
 LARGEST_OUTPUT = 1024
 

@@ -15,8 +15,8 @@ from lapkernels.likelihoods.likelihood import (
     WORDS,
     Likelihood,
     check_all,
-    widened,
 )
+from lapkernels.ops.base.precision import widened
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.local_gradient import as_tuple, filler
 from lapkernels.rules.base.rule import (
     Call,
@@ -106,7 +107,7 @@ class Multiply(Elementwise):
     def __init__(self, call: Call, a: Any, b: Any) -> None:
         super().__init__(call, a, b)
         self.number = next((value for value in (a, b) if not isinstance(value, Operand)), 1)
-        self.dtype = call.out.dtype
+        self.dtype = wide(call.out.dtype)
 
     def partial(self, index: int) -> Tensor:
         """The other factor."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.rule import Call, Operand, register_rule
 from lapkernels.rules.base.samples import MixesSamples, Samples, common, elementwise
 from lapkernels.rules.elementwise import sum_to_shape
@@ -109,7 +110,7 @@ class Overwrite(Movement):
             if source.samples is not None
             else None,
         )
-        self.dtype = source.tensor.dtype
+        self.dtype = wide(source.tensor.dtype)
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
         return sum_to_shape(s, self.shape).to(self.dtype) if index == 1 else None

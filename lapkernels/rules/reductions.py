@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.local_gradient import as_tuple, filler
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import along
@@ -57,7 +58,7 @@ class Sum(Reduction):
     def __init__(self, call: Call, *args: Any, **kwargs: Any) -> None:
         super().__init__(call, *args, **kwargs)
         self.weight = 1 / self.count if call.name == "aten::mean" else 1
-        self.dtype = call.operands[0].tensor.dtype
+        self.dtype = wide(call.operands[0].tensor.dtype)
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor:
         return self._pull(s, self.weight)
@@ -118,7 +119,7 @@ class CumulativeSum(Movement):
     """out_o = sum_{i <= o} x_i: every entry of the Jacobian is 0 or 1."""
 
     def __init__(self, call: Call, x: Operand, dim: int, **kwargs: Any) -> None:
-        own, dtype = dimensions(dim, len(x.shape)), x.tensor.dtype
+        own, dtype = dimensions(dim, len(x.shape)), wide(x.tensor.dtype)
         dims = behind(own)
 
         def pull(s: Tensor) -> Tensor:

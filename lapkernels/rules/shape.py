@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import MixesSamples, Samples, common
 from lapkernels.rules.base.uses import own_copy
@@ -88,9 +89,10 @@ class Copy(Movement):
     """The same tensor on another device, in another memory format or dtype."""
 
     def __init__(self, call: Call, x: Operand, **kwargs: Any) -> None:
-        dtype = x.tensor.dtype
-        self.same = call.out.dtype == dtype
-        super().__init__(call, x, lambda where: where, lambda s: s.to(dtype))
+        dtype = wide(x.tensor.dtype)
+        self.same = wide(call.out.dtype) == dtype
+        pushed = (lambda tensor: tensor) if self.same else None
+        super().__init__(call, x, lambda where: where, lambda s: s.to(dtype), pushed)
 
 
 @register_rule("aten::permute", "aten::transpose", "aten::t")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import along
 from lapkernels.rules.reductions import dimensions
@@ -30,7 +31,7 @@ class Softmax(Rule):
         self.dim = dims[0] if dims else 0
         self.samples = call.place(x.samples, lambda where: along(where, dims, "it normalises"))
         self.y = call.kept_output()
-        self.dtype = x.tensor.dtype
+        self.dtype = wide(x.tensor.dtype)
         self.log = call.name == "aten::_log_softmax"
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor:

@@ -195,8 +195,6 @@ CASES = [
     Case("parameter-infinite", _with_value(float("inf")), "refuse", "finite|inf"),
     Case("parameters-not-yet-made", lambda: nn.Sequential(nn.LazyLinear(2)).double(), "refuse",
         "parameter"),
-    Case("parameters-of-half-precision", lambda: _chain(nn.Tanh()).bfloat16(), "refuse", "bfloat16",
-        lambda n: torch.randn(n, 3, dtype=torch.bfloat16)),
     Case("scripted-part", lambda: _chain(_scripted(nn.Sequential(nn.Tanh(), _linear()))), "refuse",
         "scripted"),
     Case("scripted-root", lambda: _scripted(_chain(nn.Tanh())), "refuse", "scripted or traced"),

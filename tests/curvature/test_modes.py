@@ -52,15 +52,30 @@ def test_compiled_parts() -> None:
         torch.testing.assert_close(value, wanted[name])
 
 
+REFUSE_AUTOCAST = {"hessian", "low_rank", "product", "predict"}
+
+
 @pytest.mark.parametrize("call", CALLS)
-def test_autocast_is_refused(call: str) -> None:
-    with (
-        torch.autocast("cpu", torch.bfloat16),
-        pytest.raises(lk.Refused, match=r"autocast\('cpu'\) .*bfloat16.*enabled=False"),
-    ):
-        CALLS[call](network())
-    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
-        CALLS[call](network())
+def test_autocast(call: str) -> None:
+    """Refused, or the model alone runs under it: sums and results are in float32."""
+    wanted = CALLS[call](network())
+    with torch.autocast("cpu", torch.bfloat16):
+        if call in REFUSE_AUTOCAST:
+            with pytest.raises(lk.Refused, match=r"autocast\('cpu'\) .*bfloat16.*enabled=False"):
+                CALLS[call](network())
+        elif call == "propagated":
+            with pytest.raises(lk.Refused, match=r"bfloat16.*predictive_variance"):
+                CALLS[call](network())
+        else:
+            for name, value in CALLS[call](network()).items():
+                assert value.dtype == torch.float32
+                off = float((value - wanted[name]).norm() / wanted[name].norm())
+                # Seven ops, each rounded to eight bits, and squares.
+                assert 0 < off < 2 * 7**0.5 * 2**-8, name
+        with torch.autocast("cpu", enabled=False):
+            found = CALLS[call](network())
+    for name, value in found.items():
+        assert torch.equal(value, wanted[name])
 
 
 def test_autocast_of_predictions_is_refused() -> None:

@@ -31,6 +31,7 @@ from lapkernels.curvature.backward.start import Start
 from lapkernels.curvature.backward.windows import pull_windows
 from lapkernels.curvature.recording.graph import Graph, Section
 from lapkernels.curvature.recording.trace import Node, Value
+from lapkernels.ops.base.precision import widened
 from lapkernels.rules import Samples
 from lapkernels.rules.base.shared import joined
 
@@ -144,8 +145,7 @@ def _pulled(
     if stage.carrier == "windows":
         assert local is not None and stage.layout is not None and stage.start is not None
         where = (graph, stage.section, stage.layout, stage.step)
-        at_pixels = partial(stage.start.columns, stage.start.root(graph, local))
-        yield from pull_windows(*where, at_pixels, collector, ended)
+        yield from pull_windows(*where, stage.start.local(graph, local), collector, ended)
         return
 
     def squared(value: Value, s: Tensor) -> None:
@@ -210,7 +210,7 @@ def autograd_columns(graph: Graph, s: Tensor, collector: Collector) -> None:
     grads = zip(
         *(
             torch.autograd.grad(f, targets, column, retain_graph=True, allow_unused=True)
-            for column in s
+            for column in s.to(f.dtype)
         ),
         strict=True,
     )
@@ -219,7 +219,7 @@ def autograd_columns(graph: Graph, s: Tensor, collector: Collector) -> None:
         some = [part for part in parts if part is not None]
         if not some:
             continue
-        g = torch.stack(some) if len(some) > 1 else some[0].unsqueeze(0)
+        g = widened(torch.stack(some) if len(some) > 1 else some[0].unsqueeze(0))
         if isinstance(target, str):
             collector.jacobian(target, g.unsqueeze(1), slice(0, 1))
         else:

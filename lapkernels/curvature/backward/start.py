@@ -7,6 +7,7 @@ entries of an image. If each set lies in one pixel there, columns start at pixel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -17,24 +18,23 @@ from lapkernels.curvature.backward.columns import arriving
 from lapkernels.curvature.recording.graph import Graph, Section, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules.base.samples import Samples
-from lapkernels.rules.shape import Movement
+from lapkernels.rules.shape import Copy, Movement
 from lapkernels.rules.windows.below import POINTWISE
 
 
 @dataclass(frozen=True)
 class Start:
-    """Columns that start at the pixels of ``image`` [N, C, *size].
+    """Columns of sets of entries along ``dim`` that start at the pixels of ``image`` [N, C, *size].
 
-    The sample nodes from ``last`` on lie between it and the columns' entry: ``chain``, from the
-    entry on. ``index`` [C, *size] is the entry's flat feature that an entry of the image becomes,
-    -1 for none, and ``number`` the number of its set among the ``sets`` of its pixel.
+    The sample nodes from ``last`` on lie between it and the ``entry`` of the columns: ``chain``,
+    from the entry on. ``sets`` are the most that come from one pixel.
     """
 
+    entry: Value
     image: Value
     last: int
     chain: tuple[int, ...]
-    index: Tensor
-    number: Tensor
+    dim: int | None
     sets: int
 
     def section(self, above: Section) -> Section:
@@ -48,12 +48,39 @@ class Start:
             ((_, root),) = arriving(node, node.rule.columns(_at_result(node, root), node.wanted))
         return root
 
-    def columns(self, root: Tensor, where: tuple[slice, ...]) -> Tensor:
+    def index(self, graph: Graph) -> Tensor:
+        """The entry's flat feature that an entry of the image becomes, -1 for none, [C, *size]."""
+        index = _features(graph, self.entry)
+        for position in self.chain:
+            moved = _rearranged(graph.sample_nodes[position], index)
+            assert moved is not None
+            index = moved
+        return index[0, 0].long() - 1
+
+    def local(self, graph: Graph, root: Tensor) -> LocalAtImage:
+        """The columns, from all sets together at the entry, [J, N, *entry]."""
+        number = None
+        if self.sets > 1:
+            number, _ = _numbers(self.index(graph), self.entry.shape[1:], self.dim) or (None, 0)
+            assert number is not None
+        return LocalAtImage(self.root(graph, root), number, self.sets)
+
+
+@dataclass(frozen=True)
+class LocalAtImage:
+    """Columns ``root`` [J, N, C, *size] of all sets, with the number of each entry's set."""
+
+    root: Tensor
+    number: Tensor | None
+    sets: int
+
+    def __call__(self, where: tuple[slice, ...]) -> Tensor:
         """Those of some pixels, each set alone, [J * sets, N, C, *pixels]."""
-        part, number = root[(..., *where)], self.number[(..., *where)]
-        if self.sets == 1:
+        part = self.root[(..., *where)]
+        if self.number is None:
             return part
-        every = torch.arange(self.sets, device=root.device).reshape(-1, 1, *(1,) * number.dim())
+        number = self.number[(..., *where)]
+        every = torch.arange(self.sets, device=part.device).reshape(-1, 1, *(1,) * number.dim())
         made = torch.where(number == every, part.unsqueeze(1), part.new_zeros(()))
         return made.flatten(0, 1)
 
@@ -64,37 +91,43 @@ def window_start(graph: Graph, section: Section, dim: int | None) -> Start | Non
     value, found, last = section.entry, None, section.last
     if value.samples != Samples(graph.trace.count):
         return None
-    count, shape = value.shape[0], value.shape[1:]
-    device = graph.trace.prediction.device
-    # Flat features from one on, as zero is what a crop leaves out, and exact in float64.
-    entries = torch.arange(1.0, 1 + prod(shape), dtype=torch.float64, device=device)
-    index, chain = entries.reshape(shape).expand(1, count, *shape), list[int]()
+    index, chain = _features(graph, value), list[int]()
     while True:
-        if value.samples == Samples(count) and 3 <= len(value.shape) <= 5:
-            at = index[0, 0].long() - 1
-            numbers = _numbers(at, shape, dim)
+        if value.samples == Samples(graph.trace.count) and 3 <= len(value.shape) <= 5:
+            numbers = _numbers(index[0, 0].long() - 1, section.entry.shape[1:], dim)
             if numbers is not None:
-                found = Start(value, last, tuple(chain), at, *numbers)
+                found = Start(section.entry, value, last, tuple(chain), dim, numbers[1])
         maker = graph.makers.get(id(value))
         position = None if maker is None else graph.positions.get(id(maker))
         if maker is None or position is None or position < section.first:
             return found
-        if value in section.ends or value is section.exit:
+        if value in section.ends or value is section.exit or maker.outputs[0] is not value:
             return found
-        moved = _rearranged(maker, value, index)
+        moved = _rearranged(maker, index)
         if moved is None:
             return found
         index, last, (value,) = moved, position, maker.wanted_inputs
         chain.append(position)
 
 
-def _rearranged(node: Node, value: Value, index: Tensor) -> Tensor | None:
+def _features(graph: Graph, value: Value) -> Tensor:
+    """The flat feature of each entry of a value, from one on, as zero is what a crop leaves out.
+
+    In float64, where it is exact, as one column [1, N, *out].
+    """
+    count, *shape = value.shape
+    device = graph.trace.prediction.device
+    entries = torch.arange(1.0, 1 + prod(shape), dtype=torch.float64, device=device)
+    return entries.reshape(shape).expand(1, count, *shape)
+
+
+def _rearranged(node: Node, index: Tensor) -> Tensor | None:
     """The index at a node's operand, if each entry of the result is one entry of the operand."""
     below = node.wanted_inputs
-    if node.rule.uses or len(below) != 1 or node.outputs[0] is not value:
+    if node.rule.uses or len(below) != 1:
         return None
-    if isinstance(node.rule, POINTWISE):
-        return index if below[0].shape == value.shape else None
+    if isinstance(node.rule, (*POINTWISE, Copy)):
+        return index if below[0].shape == node.outputs[0].shape else None
     if not isinstance(node.rule, Movement) or len(node.inputs) != 1:
         return None
     (times,) = node.rule.columns(_at_result(node, torch.ones_like(index)), [True])
@@ -109,7 +142,7 @@ def _at_result(node: Node, s: Tensor) -> list[Tensor | None]:
     return [s, *[None] * (len(node.outputs) - 1)]
 
 
-def _numbers(index: Tensor, shape: tuple[int, ...], dim: int | None) -> tuple[Tensor, int] | None:
+def _numbers(index: Tensor, shape: Sequence[int], dim: int | None) -> tuple[Tensor, int] | None:
     """The number of each entry's set in its pixel, and the most sets of a pixel.
 
     None if a set lies in several pixels.

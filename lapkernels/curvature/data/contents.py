@@ -11,8 +11,10 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.data.autocast import present_casts
 from lapkernels.curvature.errors import Refused
 from lapkernels.ops import value_samples
+from lapkernels.ops.base.precision import HALF
 
 Parameter = str | nn.Module | nn.Parameter
 Parameters = (
@@ -98,8 +100,10 @@ def plain(model: nn.Module) -> nn.Module:
         model = inside
 
 
-def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parameter]:
-    """The chosen parameters by name, in the model's order.
+def parameters_of(
+    contents: Contents, params: Parameters, *, half: bool = False
+) -> dict[str, nn.Parameter]:
+    """The chosen parameters by name, in the model's order; of ``half`` precision if allowed.
 
     ``params`` is None for all that require a gradient, the name of a parameter or module, a
     parameter or module itself, a list of such, a compiled pattern, or a predicate of name and
@@ -142,7 +146,7 @@ def parameters_of(contents: Contents, params: Parameters) -> dict[str, nn.Parame
             continue
         if not parameter.is_floating_point():
             raise TypeError(f"{name} has dtype {parameter.dtype}: real parameters are needed")
-        if parameter.element_size() < 4:
+        if parameter.element_size() < 4 and not (half and parameter.dtype in HALF):
             raise Refused(
                 f"{name} has dtype {parameter.dtype}, in which sums over samples are rounded away: "
                 "give the model and its inputs in float32, model.float()"
@@ -203,26 +207,35 @@ def check_differentiation() -> None:
         raise Refused("inside torch.inference_mode() no gradient can be followed; use no_grad()")
 
 
-def check_precision(contents: Contents) -> None:
-    """Raise inside autocast, where ops would round to another dtype than that of the parameters."""
+def check_precision(contents: Contents, *, autocast: bool = False) -> None:
+    """Raise inside autocast, where ops would round to another dtype than that of the parameters.
+
+    ``autocast`` allows one under which the model alone runs.
+    """
+    casts = {} if autocast else dict(present_casts())
     for kind in {device.type for device in {p.device for p in contents.aliases.values()}}:
         if torch.is_autocast_enabled(kind):
+            casts[kind] = torch.get_autocast_dtype(kind)
+        if kind in casts:
             raise Refused(
-                f"inside torch.autocast({kind!r}) the model is rounded to "
-                f"{torch.get_autocast_dtype(kind)}, and its curvature with it: call this outside, "
-                f"or in `with torch.autocast({kind!r}, enabled=False)`"
+                f"inside torch.autocast({kind!r}) the model is rounded to {casts[kind]}, and its "
+                "curvature with it: call this outside, or in "
+                f"`with torch.autocast({kind!r}, enabled=False)`"
             )
 
 
-def check_mode(contents: Contents) -> None:
+def check_mode(contents: Contents, *, autocast: bool = False) -> None:
     """Raise where a model cannot be differentiated, or not as a function of single samples."""
     check_differentiation()
-    check_eval(contents)
+    check_eval(contents, autocast=autocast)
 
 
-def check_eval(contents: Contents) -> None:
-    """Raise where training mode makes samples random or dependent on each other."""
-    check_precision(contents)
+def check_eval(contents: Contents, *, autocast: bool = False) -> None:
+    """Raise where training mode makes samples random or dependent on each other.
+
+    Autocast is refused unless the model alone runs under it.
+    """
+    check_precision(contents, autocast=autocast)
     for name, module in contents.modules:
         reason = _refusal(module) if _has_modes(type(module)) else None
         if reason is not None:

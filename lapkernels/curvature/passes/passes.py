@@ -180,8 +180,8 @@ def passes(
         raise ValueError(f"memory_budget={memory_budget} must be a positive number of bytes")
     keep_freed_memory()
     contents = Contents.of(plain(model))
-    chosen = parameters_of(contents, params)
-    check_mode(contents)
+    chosen = parameters_of(contents, params, half=True)
+    check_mode(contents, autocast=True)
     subject = Subject.of(contents, chosen, output)
     subject.watched = by_op and contents.recurrent
     recorder = _Recorder(subject, memory_budget, route, keep_graph)
@@ -234,7 +234,7 @@ class _Recorder:
             together = self.plain_output(batch)
             if batch.count > 1:
                 words = f"{lost}. Samples run one at a time, which is slow."
-                warnings.warn(words, RuntimeWarning, stacklevel=7)
+                warnings.warn(words, RuntimeWarning, stacklevel=8)
             for n in range(batch.count):
                 yield self.sample(batch, n, together[n], lost)
             return

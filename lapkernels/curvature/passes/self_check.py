@@ -33,10 +33,13 @@ from lapkernels.curvature.recording.graph import Graph, Share
 from lapkernels.curvature.recording.run import record
 from lapkernels.curvature.recording.run_model import Subject, copied, plain_ops
 from lapkernels.kernels import use_backend
+from lapkernels.ops.base.precision import HALF, widened
 
 # Tolerance in units of the last place of a parameter's largest entry, and of the largest entry of
 # all parameters: the gradient of a bias before a norm is zero up to rounding.
 OWN_UNITS, ALL_UNITS = 1e4, 1e3
+# In half precision, where these would allow for anything: autograd rounds at every op.
+HALF_UNITS = 32.0, 8.0
 SAMPLES = 2
 
 _enabled: ContextVar[bool] = ContextVar("self_check", default=True)
@@ -99,6 +102,15 @@ class _Check:
         self.subject, self.batch = subject, batch
         self.graph, self.by_autograd = graph, by_autograd
         self.part = batch.part(0, min(SAMPLES, batch.count))
+        kinds = graph.trace.dtypes
+        self.eps = max(torch.finfo(kind).eps for kind in kinds)
+        self.units = HALF_UNITS if kinds.intersection(HALF) else (OWN_UNITS, ALL_UNITS)
+
+    def _bounds(self, wanted: Mapping[str, Tensor]) -> dict[str, float]:
+        """The rounding error allowed for each gradient; unbounded where numbers overflow."""
+        sizes = {name: float(value.abs().max()) for name, value in wanted.items() if value.numel()}
+        largest, (own, every) = max(sizes.values(), default=0.0), self.units
+        return {name: self.eps * (own * size + every * largest) for name, size in sizes.items()}
 
     def verdict(self) -> Verdict:
         """Compare with autograd, and decide."""
@@ -113,12 +125,12 @@ class _Check:
                 raise Refused(f"autograd finds no gradient of this model: {error}") from error
             return Verdict(f"not checked: autograd raises {error}")
         together = self.graph.trace.prediction[: len(f)]
-        if not close(f, together):
+        if not close(f, together, self.eps):
             raise Refused(
                 "the model's output for a sample changes with the other samples of the batch; "
                 "curvature is a sum over independent samples"
             )
-        bounds = _bounds(wanted)
+        bounds = self._bounds(wanted)
         try:
             left = self._left(self._recorded(), wanted)
         except Refused:
@@ -160,6 +172,7 @@ class _Check:
         with _undisturbed(subject, part), torch.enable_grad():
             result = subject.runner(copied(part.args), copied(part.kwargs), frozen)
             f = selector(self.subject.output, part.count)(result)
+            f = widened(f)
         leaves = [frozen.get(name, parameter) for name, parameter in subject.chosen.items()]
         found: tuple[Tensor | None, ...] = (None,) * len(leaves)
         if f.requires_grad:
@@ -167,7 +180,7 @@ class _Check:
         gradients: dict[str, Tensor] = {}
         seen: set[int] = set()
         for name, leaf, grad in zip(subject.chosen, leaves, found, strict=True):
-            own = torch.zeros_like(leaf) if grad is None else grad.to_dense()
+            own = widened(torch.zeros_like(leaf) if grad is None else grad.to_dense())
             # Autograd may return one tensor for two parameters, or an expanded number.
             if own.numel() > 1 and 0 in own.stride() or storage_of(own) in seen:
                 own = own.clone(memory_format=torch.contiguous_format)
@@ -211,10 +224,10 @@ class _Check:
         plus, minus = (self._value_at(name, sign * step * direction) for sign in (1, -1))
         quotient = (plus - minus) / (2 * step)
         ours = float((direction * (wanted[name] - left[name]).double()).sum())
-        eps = torch.finfo(wanted[name].dtype).eps
         largest = max(float(value.abs().max()) for value in wanted.values() if value.numel())
-        slack = max(OWN_UNITS * eps, 1e-6) * abs(quotient)
-        return abs(ours - quotient) <= slack + ALL_UNITS * eps * largest * direction.numel() ** 0.5
+        own, every = self.units
+        slack = max(own * self.eps, 1e-6) * abs(quotient)
+        return abs(ours - quotient) <= slack + every * self.eps * largest * direction.numel() ** 0.5
 
     def _value_at(self, name: str, step: Tensor) -> float:
         """The output times the cotangent, in float64, with a parameter moved by a step."""
@@ -243,21 +256,11 @@ class _Left(Collector):
         self.left[name] -= g.sum((0, 1))
 
 
-def close(a: Tensor, b: Tensor) -> bool:
+def close(a: Tensor, b: Tensor, eps: float | None = None) -> bool:
     """Whether two predictions are the same up to rounding."""
     scale = float(b.abs().max()) if b.numel() else 0.0
-    eps = torch.finfo(b.dtype).eps
-    return bool(torch.allclose(a, b, rtol=0, atol=1e4 * eps * scale, equal_nan=True))
-
-
-def _bounds(wanted: Mapping[str, Tensor]) -> dict[str, float]:
-    """The rounding error allowed for each gradient; unbounded where numbers overflow."""
-    sizes = {name: float(value.abs().max()) for name, value in wanted.items() if value.numel()}
-    largest = max(sizes.values(), default=0.0)
-    return {
-        name: torch.finfo(wanted[name].dtype).eps * (OWN_UNITS * size + ALL_UNITS * largest)
-        for name, size in sizes.items()
-    }
+    eps = torch.finfo(b.dtype).eps if eps is None else eps
+    return bool(torch.allclose(a, b, rtol=0, atol=min(1e4 * eps, 0.25) * scale, equal_nan=True))
 
 
 @contextmanager

@@ -29,6 +29,7 @@ from lapkernels.curvature.backward.parameter_uses import (
     parameter_uses,
     same_entries,
 )
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
@@ -39,6 +40,7 @@ from lapkernels.curvature.quantities.loop import ColumnSum, Loop, OutputFactor, 
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.summary import ByName, finite
 from lapkernels.likelihoods import resolve
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules import WeightUse
 
 Method = Literal["exact", "mc", "empirical"]
@@ -68,6 +70,7 @@ class Blocks(ByName[Tensor]):
 
 
 @summed
+@for_models_alone
 @torch.no_grad()
 def blocks(
     model: nn.Module,
@@ -112,7 +115,7 @@ class EntryBlocks(ColumnSum):
         self.positions = {name: _entries(p, by) for name, p in parameters.items()}
         self._neurons: dict[str, Tensor] = {}
         self._sums: dict[str, Tensor] = {}
-        element = next(iter(parameters.values())).element_size()
+        element = wide(next(iter(parameters.values())).dtype).itemsize
         sizes = {k: e.numel() * e.shape[-1] * element for k, e in self.positions.items()}
         key = max(sizes, key=sizes.__getitem__)
         shape = [*self.positions[key].shape, self.positions[key].shape[-1]]
@@ -166,9 +169,9 @@ class EntryBlocks(ColumnSum):
     def _sum_of(self, name: str) -> Tensor:
         """The blocks added up so far."""
         if name not in self._sums:
-            entries = self.positions[name]
-            zeros = self.parameters[name].new_zeros
-            self._sums[name] = zeros(*entries.shape, entries.shape[-1])
+            entries, parameter = self.positions[name], self.parameters[name]
+            shape = (*entries.shape, entries.shape[-1])
+            self._sums[name] = parameter.new_zeros(shape, dtype=wide(parameter.dtype))
         return self._sums[name]
 
 

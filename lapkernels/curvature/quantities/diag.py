@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.backward.diagonal import pull_diagonal
 from lapkernels.curvature.backward.mixed import pull_mixed
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
@@ -24,6 +25,7 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import Columns, resolve
 from lapkernels.ops.base import chunks
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.shared import Scaled, reads_once
 from lapkernels.rules.windows.sums import window_squares
 from lapkernels.rules.windows.window import Window
@@ -35,6 +37,7 @@ STEP = 4
 
 
 @summed
+@for_models_alone
 @torch.no_grad()
 def diag(
     model: nn.Module,
@@ -133,8 +136,9 @@ class SquaredSum(ColumnSum):
     @property
     def values(self) -> dict[str, Tensor]:
         """The sum of each parameter, of its shape."""
+        found = self._found
         return {
-            name: self._found[name] if name in self._found else torch.zeros_like(p)
+            name: found[name] if name in found else torch.zeros_like(p, dtype=wide(p.dtype))
             for name, p in self.parameters.items()
         }
 
@@ -144,8 +148,9 @@ class SquaredSum(ColumnSum):
             self._found[name] += value
             return
         parameter = self.parameters[name]
-        same = value.dtype == parameter.dtype and value.stride() == parameter.stride()
-        self._found[name] = value if same else torch.empty_like(parameter).copy_(value)
+        dtype = wide(parameter.dtype)
+        same = value.dtype == dtype and value.stride() == parameter.stride()
+        self._found[name] = value if same else torch.empty_like(parameter, dtype=dtype).copy_(value)
 
     def share(self, share: Share, s: Tensor) -> None:
         self.add(share.name, share.to_parameter(share.use.squared_sum(s)))

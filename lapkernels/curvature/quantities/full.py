@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
@@ -53,6 +54,7 @@ class Full:
 
 
 @summed
+@for_models_alone
 def full(
     model: nn.Module,
     data: Any,

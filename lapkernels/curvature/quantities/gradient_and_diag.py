@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.backward.diagonal import passes_both, pull_diagonal
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
@@ -34,6 +35,7 @@ class GradientAndDiagonal(NamedTuple):
 
 
 @summed
+@for_models_alone
 @torch.no_grad()
 def gradient_and_diag(
     model: nn.Module,
@@ -100,7 +102,11 @@ def _gradient(one: Pass, score: Tensor) -> dict[str, Tensor]:
     assert trace.differentiable is not None
     leaves = list(trace.leaves.values())
     found = torch.autograd.grad(
-        trace.differentiable, leaves, score, allow_unused=True, materialize_grads=True
+        trace.differentiable,
+        leaves,
+        score.to(trace.differentiable.dtype),
+        allow_unused=True,
+        materialize_grads=True,
     )
     # Autograd may return one tensor for two parameters, or an expanded or sparse one.
     held: set[int] = set()

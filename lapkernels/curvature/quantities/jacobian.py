@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.passes.passes import Pass, Route
@@ -29,6 +30,7 @@ from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 
 
+@for_models_alone
 @torch.no_grad()
 def jacobian(
     model: nn.Module,
@@ -59,6 +61,7 @@ def jacobian(
     return finite({"the outputs": result}, "Jacobian")["the outputs"]
 
 
+@for_models_alone
 @torch.no_grad()
 def sample_gradients(
     model: nn.Module,

@@ -15,6 +15,7 @@ from lapkernels.curvature.passes.passes import Pass
 from lapkernels.curvature.quantities.loop import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.ops.base.chunks import row_chunks
+from lapkernels.ops.base.precision import wide
 
 # Bytes of a result, unless the caller allows more.
 LIMIT = 2 << 30
@@ -72,7 +73,8 @@ class JointJacobians(ColumnSum):
                     part = explicit[name][:, rows]
                 else:
                     shape = (columns, len(range(count)[rows]), self.parameters[name].numel())
-                    part = self.parameters[name].new_zeros(shape)
+                    own = self.parameters[name]
+                    part = own.new_zeros(shape, dtype=wide(own.dtype))
                 parts.append(part if entries is None else part[..., entries[name]])
             yield rows, torch.cat(parts, 2)
 
@@ -96,11 +98,12 @@ class JointBlocks(JointJacobians):
         }
         sizes = {k: sum(count[name] for name in names) for k, names in groups.items()}
         first = next(iter(parameters.values()))
-        total = sum(size * size for size in sizes.values()) * first.element_size()
+        total = sum(size * size for size in sizes.values()) * wide(first.dtype).itemsize
         key = max(sizes, key=sizes.__getitem__)
         check_limit(total, limit, f"{key or 'the model'} with [{sizes[key]}, {sizes[key]}]")
         for key, names in groups.items():
-            self.matrices[key] = parameters[names[0]].new_zeros(sizes[key], sizes[key])
+            shape, dtype = (sizes[key], sizes[key]), wide(parameters[names[0]].dtype)
+            self.matrices[key] = parameters[names[0]].new_zeros(shape, dtype=dtype)
 
     @property
     def positions(self) -> dict[str, Tensor]:

@@ -27,6 +27,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output, check_choice
 from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.data.processes import summed
@@ -42,6 +43,7 @@ Sharing = Literal["expand", "reduce"]
 
 
 @summed
+@for_models_alone
 @torch.no_grad()
 def kron(
     model: nn.Module,

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import ops
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import Parameters, fingerprint
 from lapkernels.curvature.data.processes import summed
@@ -54,6 +55,7 @@ class CorrectedKronecker(ByName[Eigenbasis]):
         return CorrectedKronecker(bases, summary)
 
 
+@for_models_alone
 @torch.no_grad()
 def kron_corrected(
     model: nn.Module,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 
 import torch
@@ -29,6 +30,7 @@ from lapkernels.curvature.quantities.loop import ColumnSum
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import Factors
 from lapkernels.ops import Geometry
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.affine import LINEAR
 from lapkernels.rules.base.shared import Scaled, reads_once
@@ -198,7 +200,8 @@ class KroneckerSums(ColumnSum):
         """The result for a parameter; a layer's weight and bias may share a tensor."""
         self._add_latest()
         shape = tuple(self.parameters[name].shape)
-        sums, zeros = self.sums.get(name), self.parameters[name].new_zeros
+        sums, parameter = self.sums.get(name), self.parameters[name]
+        zeros = partial(parameter.new_zeros, dtype=wide(parameter.dtype))
         if sums is not None:
             output = zeros(sums.output_size) if sums.output is None else sums.output.value
             inputs = sums.input
@@ -258,7 +261,9 @@ class KroneckerSums(ColumnSum):
     def _add_embedding_input(self, name: str, uses: Sequence[EmbeddingUse]) -> None:
         sums, parameter = self.sums[name], self.parameters[name]
         assert sums.input_size is not None
-        total = parameter.new_zeros(sums.input_size) if sums.input is None else sums.input
+        total = sums.input
+        if total is None:
+            total = parameter.new_zeros(sums.input_size, dtype=wide(parameter.dtype))
         tokens = torch.cat([token_indices(use) for use in uses], 1)
         count, positions = tokens.shape
         read = torch.cat([tokens_read(use) for use in uses], 1)
@@ -351,7 +356,7 @@ def _tied(name: str, how: str) -> str:
 
 
 def _check_size(name: str, rows: int, parameter: Tensor, instead: str) -> None:
-    size = rows * rows * parameter.element_size()
+    size = rows * rows * wide(parameter.dtype).itemsize
     if size > LIMIT:
         raise Refused(
             f"{name} would need a factor [{rows}, {rows}] of {size / 2**30:.1f} GiB, more than "

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.backward.cost import Local
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.data.contents import plain
 from lapkernels.curvature.passes.explain import explain_plan
@@ -31,6 +32,7 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.results.summary import finite
 from lapkernels.ops.base.chunks import row_chunks
+from lapkernels.ops.base.precision import wide
 from lapkernels.rules import WeightUse
 from lapkernels.rules.windows.sums import window_variances
 from lapkernels.rules.windows.window import Window
@@ -42,6 +44,7 @@ FEW_POSITIONS = 4
 Covariance = Mapping[str, Tensor] | Sequence[CovarianceBlock]
 
 
+@for_models_alone
 @torch.no_grad()
 def predictive_variance(
     model: nn.Module,
@@ -83,6 +86,7 @@ def predictive_variance(
     return result if outputs is not None else result.reshape(result.shape[0], *shape)
 
 
+@for_models_alone
 @torch.no_grad()
 def predictive_covariance(
     model: nn.Module,
@@ -299,11 +303,12 @@ def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
         like = known[name]
         if not like.is_floating_point():
             raise TypeError(f"{name} has dtype {like.dtype}: real parameters are needed")
-        if value.shape != like.shape or value.dtype != like.dtype or value.device != like.device:
+        fits = value.shape == like.shape and value.device == like.device
+        if not fits or value.dtype != wide(like.dtype):
             raise ValueError(
                 f"variance of {name} has shape {tuple(value.shape)}, {value.dtype} on "
-                f"{value.device}, but the parameter has {tuple(like.shape)}, {like.dtype} on "
-                f"{like.device}"
+                f"{value.device}, but the parameter needs {tuple(like.shape)}, {wide(like.dtype)} "
+                f"on {like.device}"
             )
         if not value.numel():
             continue

@@ -37,19 +37,19 @@ def local_sums(one: Pass, stage: Stage, outputs: Tensor | None, total: LaneSum) 
 def _everywhere(one: Pass, stage: Stage, total: LaneSum) -> Tensor:
     f, layout, start = one.prediction, stage.layout, stage.start
     assert layout is not None and start is not None
-    root = start.root(one.graph, torch.ones_like(f).unsqueeze(0))
+    local = start.local(one.graph, torch.ones_like(f).unsqueeze(0))
     walks = WindowWalk(one.graph, stage.section)
-    size = root.shape[3:]
-    image = root.new_empty(root.shape[1:])
+    size = local.root.shape[3:]
+    image = local.root.new_empty(local.root.shape[1:])
     for tile, where in tiles(one.count, size, layout.multiple, stage.step):
-        columns = start.columns(root, where)
+        columns = local(where)
         total.result = f.new_zeros(one.count, len(columns) * tile.lanes.pixels)
         walks.pull(tile, as_lanes(columns, len(size)), total)
         part = image[(..., *where)]
         part.copy_(total.result.reshape(part.shape))
-    there = start.index >= 0
+    index = start.index(one.graph)
     result = f.new_empty(f.shape)
-    result.flatten(1)[:, start.index[there]] = image[:, there]
+    result.flatten(1)[:, index[index >= 0]] = image[:, index >= 0]
     return result
 
 
@@ -59,9 +59,9 @@ def _at_points(one: Pass, stage: Stage, outputs: Tensor, total: LaneSum) -> Tens
     root = start.root(one.graph, torch.ones_like(f).unsqueeze(0))[0]
     channels, *size = root.shape[1:]
     walks = WindowWalk(one.graph, stage.section)
-    entry = start.index.new_empty(f.shape[1:].numel())
-    there = (start.index >= 0).flatten()
-    entry[start.index.flatten()[there]] = there.nonzero().flatten()
+    feature = start.index(one.graph).flatten()
+    entry = feature.new_empty(f.shape[1:].numel())
+    entry[feature[feature >= 0]] = (feature >= 0).nonzero().flatten()
     outputs = entry[outputs]  # flat entries of the image
     at = torch.stack(torch.unravel_index(outputs % prod(size), tuple(size)), -1)  # [N, k, dims]
     result = f.new_empty(outputs.shape)

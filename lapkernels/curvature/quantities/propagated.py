@@ -22,16 +22,19 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels.curvature.backward.diagonal import push_variance
+from lapkernels.curvature.data.autocast import for_models_alone
 from lapkernels.curvature.data.batches import Output
 from lapkernels.curvature.errors import Refused
 from lapkernels.curvature.quantities.loop import OutputLoop
 from lapkernels.curvature.quantities.predictive import check_variance
 from lapkernels.curvature.results.summary import finite
+from lapkernels.ops.base.precision import HALF
 
 # Bytes of activations up to which a batch is not split.
 PARTS = 4
 
 
+@for_models_alone
 @torch.no_grad()
 def propagated_variance(
     model: nn.Module, x: Any, variance: Mapping[str, Tensor], *, output: Output = None
@@ -48,6 +51,12 @@ def propagated_variance(
         if one.graph.trace.opaque:
             raise Refused(
                 f"{one.graph.trace.opaque[0]}, through which no variance can be passed; "
+                "predictive_variance works"
+            )
+        half = one.graph.trace.dtypes.intersection(HALF)
+        if half:
+            raise Refused(
+                f"the model has values in {half.pop()}, through which no variance is passed; "
                 "predictive_variance works"
             )
         parts.append(push_variance(one.graph, variance))

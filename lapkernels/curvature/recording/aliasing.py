@@ -42,7 +42,7 @@ class Memory:
         """Copy saved tensors before their memory is overwritten."""
         self._sort()
         for kept in self._kept.pop(storage_of(written), []):
-            kept.tensor = kept.tensor.clone()
+            kept.stored = kept.stored.clone()
 
     def whole(self, tensor: Tensor) -> Tensor | None:
         """The whole storage of a tensor as one tensor, in row-major order."""

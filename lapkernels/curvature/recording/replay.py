@@ -25,6 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as every_module
 
+from lapkernels.curvature.data.autocast import present_casts
 from lapkernels.curvature.data.batches import Batch
 from lapkernels.curvature.data.random_state import random_state_kept
 from lapkernels.curvature.recording.graph import Graph
@@ -32,6 +33,7 @@ from lapkernels.curvature.recording.run import record
 from lapkernels.curvature.recording.run_model import Start, Subject, run
 from lapkernels.curvature.recording.trace import Calls, Step, changed, filled, keep
 from lapkernels.curvature.recording.watch import Different, Replay
+from lapkernels.ops.base.precision import widened
 from lapkernels.rules.base.local_gradient import as_tuple
 
 KeepsGraph = bool | Callable[[Graph], bool]
@@ -94,7 +96,7 @@ class Lease:
     def __del__(self) -> None:
         for step in self._template.calls.steps:
             for kept, _ in step.kept:
-                kept.tensor = cast(Tensor, None)
+                kept.stored = cast(Tensor, None)
         if len(self._home) < TEMPLATES:
             self._home.append(self._template)
 
@@ -171,11 +173,12 @@ def _layer_settings(modules: Iterable[nn.Module]) -> list[Any] | None:
 
 
 def _home(subject: Subject, inputs: Iterable[Tensor], names: tuple[str, ...]) -> list[Template]:
-    """The free templates for tensors of this signature."""
+    """The free templates for tensors of this signature, under the present autocast."""
     parameters = subject.parameters
     tensors = (*inputs, *parameters.values(), *subject.contents.buffers)
     chosen = tuple([name in subject.chosen for name in parameters])
-    key = (names, *parameters, chosen, *[(t.shape, t.dtype, t.device, t.stride()) for t in tensors])
+    signature = [(t.shape, t.dtype, t.device, t.stride()) for t in tensors]
+    key = (present_casts(), names, *parameters, chosen, *signature)
     with _lock:
         kinds = _free.setdefault(subject.model, {})
         if key not in kinds:
@@ -210,7 +213,7 @@ def _replayed(
         return None
     trace = changed(
         template.graph.trace,
-        prediction=output.detach(),
+        prediction=widened(output.detach()),
         differentiable=output if keep else None,
         leaves={name: start.leaves[name] for name in subject.chosen},
         lease=lease,

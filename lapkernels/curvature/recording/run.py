@@ -13,6 +13,7 @@ from lapkernels.curvature.recording.recorder import Recorder
 from lapkernels.curvature.recording.run_model import Start, Subject, run
 from lapkernels.curvature.recording.shortcuts import Shortcuts, Unseen
 from lapkernels.curvature.recording.trace import Node, Trace, Value
+from lapkernels.ops.base.precision import widened
 from lapkernels.rules import Samples, follow
 
 
@@ -91,7 +92,7 @@ def _trace(
         parameters,
         nodes,
         value,
-        output.detach(),
+        widened(output.detach()),
         recorder.entries,
         output if edges or keep_graph else None,
         {name: start.leaves[name] for name in subject.chosen},
@@ -117,9 +118,8 @@ def unrecorded(
     }
     leaves = {name: start.leaves[name] for name in named}
     entries = sum(leaf.numel() for leaf in leaves.values())
-    return Trace(
-        1, named, [], value, output.detach(), entries, output, leaves, [reason], hidden=True
-    )
+    prediction = widened(output.detach())
+    return Trace(1, named, [], value, prediction, entries, output, leaves, [reason], hidden=True)
 
 
 def _output(recorder: Recorder, output: Tensor) -> Value:

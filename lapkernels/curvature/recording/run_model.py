@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
+from lapkernels.curvature.data.autocast import callers_autocast
 from lapkernels.curvature.data.batches import (
     Batch,
     Output,
@@ -61,7 +62,7 @@ class Runner:
             if copy is not module:
                 vars(copy)[name] = {**vars(module)[name], **own}
         model = copies[id(self._contents.model)]
-        with _shown(tables):
+        with _shown(tables), callers_autocast():
             try:
                 return model(*args, **kwargs)
             except TypeError:

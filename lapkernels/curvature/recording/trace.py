@@ -101,7 +101,7 @@ def filled(value: Any, tensors: Sequence[Tensor]) -> Any:
 def keep(step: Step, tensors: Sequence[Tensor], detach: bool) -> None:
     """Store the tensors of a call in its rule."""
     for kept, index in step.kept:
-        kept.tensor = tensors[index].detach() if detach else tensors[index]
+        kept.stored = tensors[index].detach() if detach else tensors[index]
 
 
 def repeats(value: Any, known: Any, numbers: Mapping[int, Number]) -> bool:
@@ -165,6 +165,7 @@ def changed(one: T, **fields: Any) -> T:
 class Trace:
     """A recorded forward pass of ``count`` samples. Nodes are those that depend on parameters.
 
+    The ``prediction`` has float32 if the output has half precision.
     ``entries`` counts the numbers of their results that are no views. ``opaque`` names an op whose
     gradient only autograd knows, ``hidden`` is whether parameters were read where gradients are
     disabled, as in a custom autograd.Function. ``differentiable`` is the prediction with autograd's
@@ -183,3 +184,10 @@ class Trace:
     hidden: bool
     calls: Calls | None = None
     lease: object = None
+
+    @property
+    def dtypes(self) -> set[torch.dtype]:
+        """The real dtypes of all values that depend on parameters, and of the parameters."""
+        values = [value for node in self.nodes for value in (*node.inputs, *node.outputs)]
+        values += [self.output, *self.parameters.values()]
+        return {value.dtype for value in values if value.dtype.is_floating_point}

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from lapkernels import ops
+from lapkernels.ops.base.precision import widened
 from lapkernels.rules.base.samples import MixesSamples, Samples, elementwise, follow
 from lapkernels.rules.base.uses import Use
 
@@ -30,12 +31,21 @@ class Unsupported(NotImplementedError):
 
 
 class Kept:
-    """A tensor that a rule needs later. The recorder copies it if the model overwrites it."""
+    """A tensor that a rule needs later. The recorder copies it if the model overwrites it.
 
-    __slots__ = ("tensor",)
+    It is ``stored`` as the model has it; rules compute with ``tensor``, in float32 if that is half
+    precision.
+    """
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
+    __slots__ = ("stored",)
+
+    def __init__(self, stored: Tensor) -> None:
+        self.stored = stored
+
+    @property
+    def tensor(self) -> Tensor:
+        """The tensor in the dtype of columns."""
+        return widened(self.stored)
 
 
 @dataclass(eq=False, slots=True)
