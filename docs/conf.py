@@ -42,6 +42,7 @@ CONTENTS = {
     ],
     "Look up": [
         "gallery",
+        "papers",
         "coming_from",
         "laplace_torch",
         "compiled",

@@ -13,12 +13,13 @@ weights. Both are tried on three networks that classify digits: scikit-learn's, 
 from __future__ import annotations
 
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import numpy as np
 import torch
-from common import minimise, options, show, spread, table
-from matplotlib import pyplot
+from common import minimise, once, options, show, spread, table
+from pictures import claim, intervals
+from pictures import figure as new_figure
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d, cross_entropy
@@ -50,13 +51,15 @@ def convolution(inputs: int, stride: int = 1) -> nn.Conv2d:
 
 
 class Residual(nn.Module):
-    """x + branch(x), with the norm behind the convolution or before it."""
+    """x + branch(x) of two convolutions, with norms behind them or before them."""
 
     def __init__(self, norm_first: bool) -> None:
         super().__init__()
-        norm = nn.BatchNorm2d(WIDTH)
-        parts = (norm, nn.ReLU(), convolution(WIDTH)) if norm_first else (convolution(WIDTH), norm)
-        self.branch = nn.Sequential(*parts)
+        parts: list[nn.Module] = []
+        for _ in range(2):
+            norm, weights = nn.BatchNorm2d(WIDTH), convolution(WIDTH)
+            parts += [norm, nn.ReLU(), weights] if norm_first else [weights, norm, nn.ReLU()]
+        self.branch = nn.Sequential(*(parts if norm_first else parts[:-1]))
 
     def forward(self, x: Tensor) -> Tensor:
         """[N, C, H, W] to the same shape."""
@@ -64,10 +67,11 @@ class Residual(nn.Module):
 
 
 def network(kind: str) -> nn.Module:
-    """Two convolutions, the second plain or in a residual block, and a dense layer."""
+    """A convolution, two more that are plain or a residual block, and a dense layer."""
     norm, relu = nn.BatchNorm2d(WIDTH), nn.ReLU()
+    plain = Residual(norm_first=False).branch
     body = {
-        "CNN": (norm, relu, convolution(WIDTH), nn.BatchNorm2d(WIDTH), relu),
+        "CNN": (norm, relu, *plain, relu),
         "ResNet": (norm, relu, Residual(norm_first=False), relu),
         "pre-ResNet": (Residual(norm_first=True), norm, relu),
     }[kind]
@@ -103,16 +107,15 @@ def run(
     return found
 
 
-def draw(scores: dict[str, dict[str, list[float]]]) -> pyplot.Figure:
-    """Bars: test NLL of each method by network."""
-    figure, ax = pyplot.subplots(figsize=(10, 3.5))
-    for number, (method, values) in enumerate(scores.items()):
-        places = [place + 0.16 * (number - 2) for place in range(len(KINDS))]
-        ax.bar(places, [fmean(values[kind]) for kind in KINDS], 0.15, label=method)
-    ax.set_xticks(range(len(KINDS)), KINDS)
+def draw(scores: dict[str, dict[str, list[float]]]) -> Any:
+    """Test NLL of each method by network, with its spread over seeds."""
+    figure, axes = new_figure(1, 1, (9, 3.8))
+    ax = axes[0, 0]
+    found = {method: [by_kind[kind] for kind in KINDS] for method, by_kind in scores.items()}
+    intervals(ax, KINDS, found)
     ax.set(ylabel="test NLL")
-    ax.legend(fontsize="small", loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.tight_layout()
+    ax.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    claim(figure, "Networks with norms: the evidence belongs at the linearised optimum θ★")
     return figure
 
 
@@ -124,7 +127,12 @@ def main() -> None:
     scores: dict[str, dict[str, list[float]]] = {}
     for kind in KINDS:
         for seed in range(chosen.seed, chosen.seed + seeds):
-            for method, nll in run(kind, train, test, seed, steps, tuning).items():
+            found = once(
+                None if chosen.out is None else chosen.out / "normalised.json",
+                f"{kind}, {len(train[0])} images, {steps} and {tuning} steps, seed {seed}",
+                lambda k=kind, s=seed: run(k, train, test, s, steps, tuning),
+            )
+            for method, nll in found.items():
                 scores.setdefault(method, {}).setdefault(kind, []).append(nll)
     rows = [[m, *(spread(values[kind]) for kind in KINDS)] for m, values in scores.items()]
     show("normalised", table(["test NLL", *KINDS], rows), draw(scores), chosen.out)

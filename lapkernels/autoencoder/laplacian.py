@@ -22,6 +22,7 @@ from lapkernels.curvature.data.batches import batches_of
 from lapkernels.curvature.quantities.diag import Method
 from lapkernels.laplace import Laplace
 from lapkernels.laplace.rollback import rolled_back
+from lapkernels.likelihoods import Bernoulli, Gaussian
 from lapkernels.ops import precision_update, sample_from_precision
 
 # What draws of the weights may add to the squared error, as a share of the data's variance: aimed
@@ -48,7 +49,7 @@ class LaplacianAutoencoder(StochasticAutoencoder):
 
     - for ``natural_gradient``: α = 0.02, Λ = 1, N and H₀ by the first batch. H then settles at the
       curvature of N samples, and by its quadratic approximation P weights add P/N to the squared
-      error over the noise, summed over outputs. N is such that this is 1/500 of what the data hold;
+      error over the noise, summed over outputs. N is such that this is 1/500 of their variance;
       H₀ is one number for all weights under which the first draws add as much. A Bayesian takes
       the number of training samples for N, which is worth the noise variance of ``likelihood``:
       too large a variance, such as 1 for pixels between 0 and 1, drowns the signal.
@@ -168,8 +169,14 @@ class LaplacianAutoencoder(StochasticAutoencoder):
         self._begun = _number(1.0)
 
     def _signal(self, x: Tensor) -> float:
-        """The squared error of the untrained mean over the noise, of a sample on average."""
-        f = outputs(self.model, x)
+        """The squared error over the noise of a sample, if all were given the same output."""
+        average = x.mean(0, keepdim=True).expand_as(x)
+        if isinstance(self.likelihood, Gaussian) and len(x) > 1:
+            f = average
+        elif isinstance(self.likelihood, Bernoulli) and len(x) > 1:
+            f = average.clamp(0.01, 0.99).logit()
+        else:
+            f = outputs(self.model, x)
         score, curvature = self.likelihood.score(f, x), self.likelihood.diagonal(f)
         found = float((score.double().square() / curvature.double()).sum()) / len(x)
         return max(found, torch.finfo(torch.float32).tiny)

@@ -102,7 +102,7 @@ def test_bernoulli_step() -> None:
 def chosen_by(model: Any, x: Tensor, variance: float) -> tuple[float, float]:
     """N and H₀ by the formulas: draws add 1/500 of the squared error, P/N and Σ J²/H₀."""
     j = jacobians(model.model, detached(model), x)
-    signal = float((model.model(x).detach() - x).square().sum()) / variance / len(x)
+    signal = float((x - x.mean(0)).square().sum()) / variance / len(x)
     slope = sum(float(value.square().sum()) for value in j.values()) / variance / len(x)
     weights = sum(p.numel() for p in model.parameters.values())
     size = 500 * weights / signal
