@@ -24,6 +24,7 @@ from lapkernels.curvature import Refused
 from lapkernels.curvature.by_autograd.products import Graph, flat, graph_of
 from lapkernels.curvature.data.batches import batches_of, check_choice
 from lapkernels.curvature.data.contents import Contents, check_mode
+from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.curvature.results.summary import by_name
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.structures import Subject
@@ -120,7 +121,7 @@ class LinearisedLoss:
 
     def _graphs(self) -> Iterator[tuple[Graph, Any]]:
         chosen = dict(self.subject.parameters)
-        for batch in batches_of(self.data):
+        for batch in with_targets(self.subject.model, batches_of(self.data)):
             if batch.target is None:
                 raise ValueError("the linearised optimum needs labels: give (inputs, labels)")
             with graph_of(self.subject.model, batch, chosen, self.subject.output) as graph:

@@ -20,6 +20,7 @@ from lapkernels.curvature.data.batches import (
 )
 from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
 from lapkernels.curvature.errors import NoBatch
+from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.laplace import links
 from lapkernels.laplace.forward import forward, positions_of
 from lapkernels.laplace.posterior import Posterior, normal
@@ -176,7 +177,7 @@ def predict(
     if how != "linearised" and (joint or outputs is not None or link != "probit"):
         raise ValueError(f"joint=, outputs= and link= need how='linearised', not {how!r}")
     (check_eval if how == "weights" else check_mode)(Contents.of(model))
-    (batch,) = batches_of([(x, None)])
+    (batch,) = with_targets(model, batches_of([(x, None)]))
     if how == "weights":
         draws = (samples, generator, output, temperature)
         return _by_weights(model, batch, posterior, likelihood, *draws)

@@ -17,7 +17,7 @@ from torch import Tensor
 from lapkernels.ops.base.precision import wide
 from lapkernels.rules.base.local_gradient import as_tuple, filler
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
-from lapkernels.rules.base.samples import along
+from lapkernels.rules.base.samples import Samples, along
 from lapkernels.rules.elementwise import Elementwise
 from lapkernels.rules.shape import Movement, behind
 
@@ -40,7 +40,10 @@ class Reduction(Rule):
         self.shape = x.shape
         self.dims = dimensions(given.get("dim"), len(x.shape))
         keepdim = bool(given.get("keepdim", False))
-        self.samples = call.place(x.samples, lambda where: where.without(self.dims, keepdim))
+        if pools(x.samples, self.dims) and not x.reached:
+            self.samples = tuple(None for _ in call.outputs)
+        else:
+            self.samples = call.place(x.samples, lambda where: where.without(self.dims, keepdim))
         self.kept_sizes = [1 if d in self.dims else size for d, size in enumerate(x.shape)]
         self.count = prod(x.shape[d] for d in self.dims)
 
@@ -143,6 +146,11 @@ class Selected(Movement):
             return s
         out = s.new_zeros(s.shape[0], *self.shape)
         return out.scatter_add_(1 + self.dims[0], self.index.tensor.expand_as(s), s)
+
+
+def pools(samples: Samples | None, dims: Sequence[int]) -> bool:
+    """Whether a reduction runs over the samples of a batch, so that its result is one for all."""
+    return samples is not None and samples.count > 1 and samples.dim in dims
 
 
 def dimensions(dim: Any, rank: int) -> tuple[int, ...]:

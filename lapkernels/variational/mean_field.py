@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lapkernels.curvature import Diagonal
 from lapkernels.curvature.data.batches import Batch, batches_of
 from lapkernels.curvature.data.contents import Contents, check_eval
+from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.laplace import Laplace, Prediction, Prior
 from lapkernels.laplace.fitting import Measured
@@ -110,7 +111,7 @@ class MeanField(Objective, ABC):
     def sampled_outputs(self, x: Any, samples: int = 10) -> Tensor:
         """Outputs of networks drawn from q, [samples, N, *out]."""
         check_eval(Contents.of(self.model))
-        batch = next(batches_of(x))
+        batch = next(with_targets(self.model, batches_of(x)))
         return torch.stack([self.outputs(batch, self.draw()) for _ in range(samples)])
 
     @rolled_back
@@ -121,7 +122,7 @@ class MeanField(Objective, ABC):
         mode (train or eval) it is in.
         """
         total, count = 0.0, 0
-        for batch in batches_of(data):
+        for batch in with_targets(self.model, batches_of(data)):
             total += self.fit(batch).item()
             count += batch.count
         return -total * self.data_size / count - self.beta * self.complexity().item()

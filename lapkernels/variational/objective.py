@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from lapkernels.curvature.data.batches import Batch, Output, batches_of, mapped, selector
 from lapkernels.curvature.data.contents import Contents, Parameters, parameters_of
 from lapkernels.curvature.recording.run_model import Runner
+from lapkernels.curvature.recording.targets import check_outputs, with_targets
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import Likelihood, resolve
 
@@ -63,7 +64,7 @@ class Objective(nn.Module, ABC):
     @rolled_back
     def loss(self, x: Any, y: Any) -> Tensor:
         """Minus the bound or log joint of a batch, divided by its number of samples."""
-        batch = next(batches_of((x, y)))
+        batch = next(with_targets(self.model, batches_of((x, y))))
         return self.fit(batch) / batch.count + self.beta / self.data_size * self.complexity()
 
     @abstractmethod
@@ -92,7 +93,7 @@ class Objective(nn.Module, ABC):
         """-log p(y | f) of the labels of a batch."""
         if batch.target is None:
             raise TypeError("y is None: labels are needed")
-        self.likelihood.check(f.detach(), batch.target)
+        check_outputs(self.likelihood, f.detach(), batch)
         return self.likelihood.nll(f, batch.target)
 
     def get_extra_state(self) -> dict[str, Any]:

@@ -18,11 +18,12 @@ Output = Callable[[Any], Tensor] | str | int | None
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs of one call of the model, and labels if there are any."""
+    """Inputs of one call of the model, labels if there are any, and a note on these."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     target: Any
+    note: str = ""
 
     @property
     def count(self) -> int:
@@ -48,7 +49,7 @@ class Batch:
         """A batch of some samples."""
         parts = self.args, self.kwargs, self.target
         args, kwargs, target = (_narrow(part, start, count) for part in parts)
-        return Batch(args, kwargs, target)
+        return Batch(args, kwargs, target, self.note)
 
 
 @dataclass(frozen=True)
@@ -248,6 +249,15 @@ def _narrow(value: Any, start: int, count: int) -> Any:
     return mapped(lambda x: x.narrow(0, start, count) if x.dim() else x, value)
 
 
+def logits_of(result: Any) -> Any:
+    """The ``logits`` of what the model returns, if it has some; otherwise the result itself."""
+    if isinstance(result, Tensor):
+        return result
+    found = result.get("logits") if isinstance(result, Mapping) else None
+    found = getattr(result, "logits", None) if found is None else found
+    return found if isinstance(found, Tensor) else result
+
+
 def selector(output: Output, count: int) -> Callable[[Any], Tensor]:
     """Select the output tensor of what the model returns, and check it."""
 
@@ -258,9 +268,12 @@ def selector(output: Output, count: int) -> Callable[[Any], Tensor]:
             result = getattr(result, output)
         elif output is not None:
             result = result[output]
+        else:
+            result = logits_of(result)
         if not isinstance(result, Tensor):
             raise TypeError(
                 f"the model returns a {type(result).__name__}: choose a tensor of it with output="
+                + (f", one of {', '.join(map(str, result))}" if isinstance(result, Mapping) else "")
             )
         if result.dim() == 0 or result.shape[0] != count:
             raise Refused(

@@ -44,6 +44,7 @@ from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.replay import KeepsGraph, recorded
 from lapkernels.curvature.recording.run import record, unrecorded
 from lapkernels.curvature.recording.run_model import Subject, call_model
+from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.likelihoods import Columns, Likelihood, LocalColumns
 
 T = TypeVar("T")
@@ -60,12 +61,17 @@ class Pass:
 
     graph: Graph
     prediction: Tensor
-    target: Any
+    batch: Batch
     budget: int | None
     by_autograd: bool
     # The outcome of the check against autograd, for ``explain``.
     check: str = ""
     kept: int | None = None
+
+    @property
+    def target(self) -> Any:
+        """The labels."""
+        return self.batch.target
 
     @property
     def count(self) -> int:
@@ -187,7 +193,7 @@ def passes(
     recorder = _Recorder(subject, memory_budget, route, keep_graph)
 
     def run() -> Iterator[Pass]:
-        batches = batches_of(data)
+        batches = with_targets(model, batches_of(data))
         for batch in with_progress(batches, data) if progress else batches:
             for part in recorder.parts(batch, parts):
                 yield from recorder.passes(part, split)
@@ -328,7 +334,8 @@ class _Recorder:
         if found.problem is not None:
             return found.problem
         prediction = graph.trace.prediction
-        return Pass(graph, prediction, batch.target, self.budget, by_autograd, found.note)
+        note = f"{batch.note}\n{found.note}" if batch.note else found.note
+        return Pass(graph, prediction, batch, self.budget, by_autograd, note)
 
 
 def with_progress(batches: Iterator[T], data: Any) -> Iterator[T]:

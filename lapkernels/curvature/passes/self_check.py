@@ -66,16 +66,41 @@ class Verdict:
 
 def verdict(subject: Subject, batch: Batch, graph: Graph, by_autograd: bool) -> Verdict:
     """Check a recorded pass, once for each program of a model."""
-    if not _enabled.get():
-        return Verdict("not checked: switched off")
-    known = graph.memo.get("verdict")
+    known = graph.memo.get("verdict") if _enabled.get() else None
     if known is None:
         programs = _verdicts.setdefault(subject.model, {})
         key = _program(graph, by_autograd)
+        if graph.trace.pooled and ("alone", key) not in programs:
+            _check_samples_alone(subject, batch, graph)
+            programs["alone", key] = Verdict("each sample has the same output alone")
+        if not _enabled.get():
+            return Verdict("not checked: switched off")
         if key not in programs:
             programs[key] = _Check(subject, batch, graph, by_autograd).verdict()
         known = graph.memo["verdict"] = programs[key]
     return known
+
+
+def _check_samples_alone(subject: Subject, batch: Batch, graph: Graph) -> None:
+    """Raise unless each sample has the same output without the others."""
+    together = graph.trace.prediction
+    if type(together) is not Tensor:
+        return
+    eps = max(torch.finfo(kind).eps for kind in graph.trace.dtypes)
+    for n in range(batch.count):
+        part = batch.part(n, 1)
+        with _undisturbed(subject, part), torch.no_grad():
+            result = subject.runner(copied(part.args), copied(part.kwargs), {})
+            check_alone(selector(subject.output, 1)(result), together[n : n + 1], eps)
+
+
+def check_alone(alone: Tensor, together: Tensor, eps: float) -> None:
+    """Raise unless outputs of some samples are the same without the rest of their batch."""
+    if not close(alone, together, eps):
+        raise Refused(
+            "the model's output for a sample changes with the other samples of the batch; "
+            "curvature is a sum over independent samples"
+        )
 
 
 def program_name(graph: Graph, by_autograd: bool) -> str:
@@ -124,12 +149,7 @@ class _Check:
             if self.by_autograd:
                 raise Refused(f"autograd finds no gradient of this model: {error}") from error
             return Verdict(f"not checked: autograd raises {error}")
-        together = self.graph.trace.prediction[: len(f)]
-        if not close(f, together, self.eps):
-            raise Refused(
-                "the model's output for a sample changes with the other samples of the batch; "
-                "curvature is a sum over independent samples"
-            )
+        check_alone(f, self.graph.trace.prediction[: len(f)], self.eps)
         bounds = self._bounds(wanted)
         try:
             left = self._left(self._recorded(), wanted)

@@ -21,6 +21,7 @@ from lapkernels.curvature.data.contents import (
 from lapkernels.curvature.data.processes import Part, processes
 from lapkernels.curvature.passes.passes import with_progress
 from lapkernels.curvature.quantities.loop import OutputFactor
+from lapkernels.curvature.recording.targets import check_outputs, with_targets
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
 from lapkernels.ops.base.chunks import slices
@@ -126,13 +127,13 @@ class GaussNewton:
         device = next(iter(self.chosen.values())).device
         # The same random numbers in every sweep over the data.
         factor = replace(self.factor, generator=torch.Generator(device).manual_seed(self._seed))
-        batches = batches_of(data)
+        batches = with_targets(self.model, batches_of(data))
         for batch in with_progress(batches, self.observed.data) if self.progress else batches:
             with graph_of(self.model, batch, self.chosen, self.output) as graph:
                 seen = None
                 if first:
                     seen = graph.look(batch.halves())
-                    factor.likelihood.check(seen, batch.target)
+                    check_outputs(factor.likelihood, seen, batch)
                     self.observed.see(seen, batch.target)
                     self.entries = max(self.entries, graph.entries)
                 step = self.step = graph.chunk(self.budget, self.entries)

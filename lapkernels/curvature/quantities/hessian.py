@@ -25,6 +25,7 @@ from lapkernels.curvature.data.contents import Contents, Parameters, check_mode,
 from lapkernels.curvature.data.processes import summed
 from lapkernels.curvature.passes.passes import progress_bar
 from lapkernels.curvature.quantities.loop import with_labels
+from lapkernels.curvature.recording.targets import check_outputs, with_targets
 from lapkernels.curvature.results.summary import Diagonal, Summary, by_name, finite
 from lapkernels.likelihoods import Likelihood, resolve
 from lapkernels.ops.base.chunks import slices
@@ -69,7 +70,7 @@ def hessian_rows(
 ) -> int:
     """Call ``add(first, rows [k, P])`` for all rows of every batch; the number of samples."""
     count, observed = 0, Observed.of(data)
-    for number, batch in enumerate(batches_of(observed.data)):
+    for number, batch in enumerate(with_targets(model, batches_of(observed.data))):
         with_labels(batch.target, "the Hessian needs")
         f, parts, budget = _parts(model, batch, likelihood, chosen, output, memory_budget)
         observed.see(f, batch.target)
@@ -99,7 +100,7 @@ def _parts(
     """
     with graph_of(model, batch, chosen, output) as graph:
         whole, again = graph.look([batch], twice=True), graph.look(batch.halves(), twice=True)
-        likelihood.check(whole, batch.target)
+        check_outputs(likelihood, whole, batch)
         check_samples(graph, batch, whole, again)
         size = graph.entries * whole.element_size()
     allowed = max(size, BUDGET) if budget is None else budget

@@ -18,6 +18,7 @@ from lapkernels.curvature.data.contents import Parameters
 from lapkernels.curvature.passes.explain import explanation
 from lapkernels.curvature.passes.passes import Pass, Route, passes
 from lapkernels.curvature.recording.replay import KeepsGraph
+from lapkernels.curvature.recording.targets import check_outputs
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.likelihoods import Likelihood
 from lapkernels.likelihoods.likelihood import Signs
@@ -144,7 +145,7 @@ class Loop:
     def _begun(self, begin: Callable[[Pass], Pass]) -> Iterator[Pass]:
         factor = self.factor
         for checked in self._passes:
-            factor.likelihood.check(checked.prediction, checked.target)
+            check_outputs(factor.likelihood, checked.prediction, checked.batch)
             self._observed.see(checked.prediction, checked.target)
             one = begin(checked)
             if self._explain and self.count == 0:

@@ -54,6 +54,8 @@ class Recorder(TorchDispatchMode):
         self.hidden = False
         self.has_written = False
         self.has_met_unknown = False
+        # Whether a constant was made of all samples, such as whether a mask is true everywhere.
+        self.pooled = False
         self._detached = False
         # Whether some functions run outside of the mode, whose saved tensors are unknown.
         self.partial = False
@@ -112,7 +114,10 @@ class Recorder(TorchDispatchMode):
         if op.detaches:
             value, out = self.operand(args[0]), func(*args)
             self._detached |= value.active and value.samples is None
-            self.define(out, Value(out.shape, out.dtype, value.samples, False, without_grad=True))
+            reached = value.active or value.reached
+            self.define(
+                out, Value(out.shape, out.dtype, value.samples, False, None, True, None, reached)
+            )
             return out
         tensors = tensors_of(args)
         if kwargs:
@@ -268,11 +273,12 @@ class Recorder(TorchDispatchMode):
                     "tensor, which has no rules: use dense ones"
                 )
         grad = torch.is_grad_enabled()
-        varies = active = seen = False
+        varies = active = seen = reached = False
         lost = None
         for value in values:
             varies |= value.samples is not None
             active |= value.active and grad
+            reached |= value.active or value.reached
             seen |= value.active and not value.without_grad
             lost = lost or value.lost
         # A result may still have a gradient that only autograd knows.
@@ -283,7 +289,7 @@ class Recorder(TorchDispatchMode):
         if not varies and not active:
             for out in outputs:
                 samples = self._fresh(out, values)
-                value = Value(out.shape, out.dtype, samples, False, without_grad=without_grad)
+                value = Value(out.shape, out.dtype, samples, False, None, without_grad, None, reached)
                 self.define(out, value)
             return
         if active and any([tensor.is_complex() for tensor in (*tensors, *outputs)]):
@@ -307,10 +313,11 @@ class Recorder(TorchDispatchMode):
             ]
             rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
         active = active and rule.differentiable
+        self.pooled |= varies and any([samples is None for samples in rule.samples])
         results = []
         for out, samples in zip(outputs, rule.samples, strict=True):
             moves = active and (out.is_floating_point() or out.is_complex())
-            value = Value(out.shape, out.dtype, samples, moves, None, without_grad)
+            value = Value(out.shape, out.dtype, samples, moves, None, without_grad, None, reached)
             results.append(self.define(out, value))
             # Ops that use a weight compute something new.
             if moves and (rule.uses or not _is_view(out, tensors)):
@@ -343,7 +350,7 @@ class Recorder(TorchDispatchMode):
     ) -> Rule:
         keep = self.memory.keep
         operands = [
-            Operand(tensor, value.samples, value.active, keep)
+            Operand(tensor, value.samples, value.active, keep, value.active or value.reached)
             for tensor, value in zip(tensors, values, strict=True)
         ]
         call = Call(name, op, operands, outputs, keep, self.count, _same(values))
@@ -386,7 +393,7 @@ class Recorder(TorchDispatchMode):
         samples = follow(1, tensor.shape)
         lifted = Value(tensor.shape, tensor.dtype, samples, True)
         keep = self.memory.keep
-        operand = Operand(tensor, None, True, keep)
+        operand = Operand(tensor, None, True, keep, True)
         call = Call("lift", torch.clone, [operand], (tensor,), keep, 1, [[0]])
         rule = Lift(call, operand, samples=samples)
         self.nodes.append(Node("lift", self.path, [value], [lifted], rule))

@@ -98,6 +98,7 @@ def _trace(
         {name: start.leaves[name] for name in subject.chosen},
         recorder.opaque,
         recorder.hidden,
+        recorder.pooled,
         None if recorder.opaque or recorder.hidden else calls,
     )
 

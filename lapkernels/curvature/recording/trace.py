@@ -20,7 +20,8 @@ from lapkernels.rules import Kept, Rule, Samples
 class Value:
     """A tensor of the forward pass. ``samples`` is None if it is the same for all samples.
 
-    ``active`` values depend on a chosen parameter; ``parameter`` is its name if it is one itself;
+    ``active`` values depend on a chosen parameter, and ``reached`` ones too, perhaps without a
+    derivative, as truth values do; ``parameter`` is its name if it is one itself;
     ``without_grad`` ones were made where autograd saw nothing that requires a gradient. Of a
     ``lost`` one it is unknown which entry belongs to which sample.
     """
@@ -32,6 +33,7 @@ class Value:
     parameter: str | None = None
     without_grad: bool = False
     lost: SamplesLost | None = None
+    reached: bool = False
 
     @property
     def features(self) -> int:
@@ -168,7 +170,8 @@ class Trace:
     The ``prediction`` has float32 if the output has half precision.
     ``entries`` counts the numbers of their results that are no views. ``opaque`` names an op whose
     gradient only autograd knows, ``hidden`` is whether parameters were read where gradients are
-    disabled, as in a custom autograd.Function. ``differentiable`` is the prediction with autograd's
+    disabled, as in a custom autograd.Function, and ``pooled`` whether the model read a constant that
+    is made of all samples. ``differentiable`` is the prediction with autograd's
     graph, if kept. ``calls`` are for replays, and a replayed pass holds a ``lease``.
     """
 
@@ -182,6 +185,7 @@ class Trace:
     leaves: dict[str, Tensor]
     opaque: list[str]
     hidden: bool
+    pooled: bool = False
     calls: Calls | None = None
     lease: object = None
 

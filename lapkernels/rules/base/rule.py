@@ -50,12 +50,13 @@ class Kept:
 
 @dataclass(eq=False, slots=True)
 class Operand:
-    """A tensor argument of a call."""
+    """A tensor argument of a call; parameters have ``reached`` it, perhaps without a derivative."""
 
     tensor: Tensor
     samples: Samples | None
     active: bool
     keep: Callable[[Tensor], Kept]
+    reached: bool = True
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -167,6 +167,17 @@ def test_outputs_that_see_the_whole_batch_are_refused() -> None:
         lk.diag(model, x)
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_outputs_that_use_a_number_of_the_whole_batch_are_refused(count: int) -> None:
+    """Also where the check itself is of the whole batch, and where it is switched off."""
+    model, x = model_with(lambda net, h: h.tanh())
+    model = Net(lambda net, x: net.model(x / x.abs().amax()), model=model)
+    with pytest.raises(lk.Refused, match="changes with the other samples"):
+        lk.diag(model, x[:count])
+    with lk.unchecked(), pytest.raises(lk.Refused, match="changes with the other samples"):
+        lk.diag(model, x[:count])
+
+
 def test_what_autograd_cannot_do_is_refused() -> None:
     """Checkpoints of the older kind allow no gradient of chosen tensors."""
 
