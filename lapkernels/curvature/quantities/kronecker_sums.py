@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -31,7 +31,7 @@ from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.kronecker import Factors
 from lapkernels.ops import Geometry
 from lapkernels.ops.base.precision import wide
-from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
+from lapkernels.rules import EmbeddingUse, ScaleUse, Use, WeightUse
 from lapkernels.rules.affine import LINEAR
 from lapkernels.rules.base.shared import Scaled, reads_once
 from lapkernels.rules.windows.window import Window
@@ -63,6 +63,8 @@ class Sums:
     output: Total | None = None
     input: Tensor | None = None
     pending: list[Tensor] = field(default_factory=list)
+    # Of a ``Tied`` weight: the positions of a sample in this batch.
+    positions: int = 0
 
 
 @dataclass
@@ -121,7 +123,7 @@ class KroneckerSums(ColumnSum):
         self._several = set()
         for name in self.parameters:
             found = uses.direct.get(name, {})
-            kind = _kind(name, found.values(), uses)
+            kind = _kind(name, found.values(), uses, self.parameters[name])
             if kind is None:
                 continue
             several = len(found) > 1
@@ -138,6 +140,8 @@ class KroneckerSums(ColumnSum):
             elif kind is EmbeddingUse:
                 tables = [u for u in all_uses if isinstance(u, EmbeddingUse)]
                 self._add_embedding_input(name, tables)
+            elif kind is Tied:
+                self._add_tied_input(name, all_uses)
         # Other shares than the graph's, with a cache of their own.
         memo = one.graph.memo.setdefault("factors", {})
         one = replace(one, graph=replace(one.graph, shares=shares, memo=memo))
@@ -148,6 +152,10 @@ class KroneckerSums(ColumnSum):
         if sums.kind is Block:
             for columns, rows in use.chunks(s):
                 self._add_block(sums, share.jacobian(s[columns], rows))
+        elif isinstance(use, WeightUse) and sums.kind is Tied:
+            norms = torch.linalg.vector_norm(use.arrange(s).flatten(0, -2), dim=0)
+            assert sums.input is not None
+            sums.input[0].addcmul_(norms, norms, value=1 / sums.positions)
         elif isinstance(use, WeightUse):
             self._add_output(share.name, use.arrange(s), use.geometry, s)
         elif isinstance(use, EmbeddingUse):
@@ -226,8 +234,10 @@ class KroneckerSums(ColumnSum):
                 raise Refused(_tied(name, "as weights of different layouts"))
             g, out, features = matrix_shape(use)
             made = Sums(kind, (g, out, out), (g, features, features), layouts[0], g)
-        elif isinstance(use, EmbeddingUse) and kind is EmbeddingUse:
-            rows, width = use.shape
+        elif kind is EmbeddingUse or kind is Tied:
+            rows, width = parameter.shape
+            if self.reduce and kind is Tied:
+                raise Refused(_tied(name, "as a weight and as an embedding", "sharing='expand', diag, blocks and full"))
             if self.reduce:
                 _check_size(name, rows, parameter, "sharing='expand', where it is diagonal,")
             inputs = (1, rows, rows) if self.reduce else (1, rows)
@@ -258,16 +268,32 @@ class KroneckerSums(ColumnSum):
                 use.x(), use.geometry, reduce=self.reduce, out=sums.input, scale=scale
             )
 
-    def _add_embedding_input(self, name: str, uses: Sequence[EmbeddingUse]) -> None:
+    def _add_tied_input(self, name: str, uses: Sequence[Use]) -> None:
+        """What needs no columns: the share of each token, and x xᵀ on the side of the features."""
+        sums = self.sums[name]
+        layers = [use for use in uses if isinstance(use, WeightUse)]
+        tables = [use for use in uses if isinstance(use, EmbeddingUse)]
+        sums.positions = sum(use.positions for use in layers)
+        sums.positions += sum(token_indices(use).shape[1] for use in tables)
+        self._add_embedding_input(name, tables, sums.positions)
+        for use in layers:
+            known = None if sums.output is None else sums.output.value
+            value = ops.kronecker_input(use.x(), use.geometry, scale=1.0)
+            sums.output = Total(value if known is None else known + value)
+
+    def _add_embedding_input(
+        self, name: str, uses: Sequence[EmbeddingUse], positions: int | None = None
+    ) -> None:
+        """Add the share of each token among the ``positions``, those of these uses by default."""
         sums, parameter = self.sums[name], self.parameters[name]
         assert sums.input_size is not None
         total = sums.input
         if total is None:
             total = parameter.new_zeros(sums.input_size, dtype=wide(parameter.dtype))
         tokens = torch.cat([token_indices(use) for use in uses], 1)
-        count, positions = tokens.shape
+        count = len(tokens)
         read = torch.cat([tokens_read(use) for use in uses], 1)
-        weight = read.to(total.dtype) / positions
+        weight = read.to(total.dtype) / (positions or tokens.shape[1])
         if self.reduce:
             mean = total.new_zeros(count, total.shape[1]).scatter_add_(1, tokens, weight)
             total += mean.T @ mean
@@ -315,7 +341,13 @@ class Block:
     """The kind of parameters that have an exact block."""
 
 
-def _kind(name: str, shares: Iterable[Share], uses: ParameterUses) -> type | None:
+class Tied:
+    """The kind of tables [V, D] that are an embedding and the weight of a Linear layer to V."""
+
+
+def _kind(
+    name: str, shares: Collection[Share], uses: ParameterUses, parameter: Tensor
+) -> type | None:
     """The kind of a parameter in this batch; None if it is not used."""
     if name in uses.products:
         raise Refused(
@@ -329,6 +361,8 @@ def _kind(name: str, shares: Iterable[Share], uses: ParameterUses) -> type | Non
         return kinds.pop() if kinds else None
     if kinds <= {ScaleUse, Block}:
         return Block
+    if kinds == {WeightUse, EmbeddingUse} and all(_is_table(one, parameter) for one in shares):
+        return Tied
     words = {
         WeightUse: "a weight",
         EmbeddingUse: "an embedding",
@@ -348,10 +382,20 @@ def _kind_of(share: Share) -> type:
     return ScaleUse if isinstance(use, ScaleUse) and use.factor is None else Block
 
 
-def _tied(name: str, how: str) -> str:
+def _is_table(share: Share, parameter: Tensor) -> bool:
+    """Whether rows of the parameter are looked up, or are those of a Linear layer's weight."""
+    use = share.use
+    if isinstance(use, EmbeddingUse):
+        return True
+    if not isinstance(use, WeightUse) or not use.geometry.is_linear or parameter.dim() != 2:
+        return False
+    return matrix_shape(use)[1:] == parameter.shape and matrix_entries(share, parameter) is None
+
+
+def _tied(name: str, how: str, instead: str = "diag, blocks and full") -> str:
     return (
-        f"{name} has no Kronecker factors: it is used several times, {how}. diag, blocks and full "
-        "work, or leave it out with params="
+        f"{name} has no Kronecker factors: it is used several times, {how}. {instead} work, or "
+        "leave it out with params="
     )
 
 
