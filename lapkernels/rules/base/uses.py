@@ -326,6 +326,11 @@ class EmbeddingUse(Use):
             g[:, n].index_add_(1, tokens, entry[:, n])
         return g
 
+    def jacobian_sum(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
+        index, entry = self._tokens(s)
+        index, entry = index[rows].flatten(), entry[0, rows].flatten(0, 1)
+        return s.new_zeros(self.shape).index_add_(0, index, entry)
+
     def squared(self, m: Tensor) -> Tensor:
         index, entry = self._tokens(m.unsqueeze(0))
         return m.new_zeros(self.shape).index_add_(0, index.flatten(), entry[0].flatten(0, 1))
