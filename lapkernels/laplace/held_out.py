@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.data.batches import Output, batches_of
 from lapkernels.curvature.quantities.predictive import predictive_variances
+from lapkernels.curvature.recording.targets import check_outputs, with_targets
 from lapkernels.laplace.forward import forward, positions_of
 from lapkernels.laplace.links import probit
 from lapkernels.laplace.posterior import Posterior
@@ -114,11 +115,11 @@ def curves_of(
     families = posterior.families(nodes.exp())
     owner = [next(i for i, g in enumerate(groups) if b.names[0] in g) for b, _ in families]
     parts: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
-    for batch in batches_of(data):
+    for batch in with_targets(model, batches_of(data)):
         if batch.target is None:
             raise ValueError("held-out data need labels: give batches (inputs, labels)")
         f = forward(model, batch, output)
-        likelihood.check(f, batch.target)
+        check_outputs(likelihood, f, batch)
         every = positions_of(f, likelihood)  # [T, C]
         places = _places(len(f), len(every), every.shape[1], generator)
         outputs = every[places].flatten(1)

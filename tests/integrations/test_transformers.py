@@ -42,8 +42,9 @@ WHISPER |= {"encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim"
 WHISPER |= {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": 12}
 WHISPER |= {"classifier_proj_size": 8, "decoder_start_token_id": 1}
 
-# Those that compute norms in float32, whatever their parameters are.
-SINGLE = 1e-6
+# Those that compute norms in float32, whatever their parameters are. A single score p - t is a
+# difference, so that its rounding errors are larger.
+SINGLE, CANCELLED = 1e-6, 10
 
 
 def tokens(padded: bool = True) -> dict[str, Tensor]:
@@ -172,8 +173,8 @@ class Problem:
                 self.model, self.batch, self.likelihood, output=self.row.output, **options
             )
 
-    def assert_close(self, found: Any, true: dict[str, Tensor]) -> None:
-        check.assert_close(found, true, self.row.tolerance)
+    def assert_close(self, found: Any, true: dict[str, Tensor], units: float = 1) -> None:
+        check.assert_close(found, true, units * self.row.tolerance)
 
 
 @contextmanager
@@ -235,15 +236,16 @@ def test_sampled_and_empirical_diagonals(name: str) -> None:
     found = problem.call(lk.diag, method="mc", generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(0)
     s = problem.likelihood.sampled_column(problem.f, generator, problem.y)[0]
-    problem.assert_close(found, problem.of_column(s))
+    problem.assert_close(found, problem.of_column(s), CANCELLED)
     found = problem.call(lk.diag, method="empirical")
-    problem.assert_close(found, problem.of_column(problem.likelihood.score(problem.f, problem.y)))
+    s = problem.likelihood.score(problem.f, problem.y)
+    problem.assert_close(found, problem.of_column(s), CANCELLED)
 
 
 @pytest.mark.parametrize("name", rows(ROWS))
 def test_the_rest_runs_on_the_whole_batch_or_is_refused_with_what_works(name: str) -> None:
     problem = made(name)
-    ones = {name: torch.ones_like(p) for name, p in problem.model.named_parameters()}
+    ones = {name: torch.ones_like(p) for name, p in oracle.trainable(problem.model).items()}
     exact = problem.diagonal(problem.hessian)
     options: dict[str, Any] = {"output": problem.row.output}
 
@@ -339,6 +341,7 @@ def test_kronecker_factors_of_a_tied_embedding(name: str) -> None:
             if isinstance(module, nn.Embedding):
                 read = (x != (-1 if module.padding_idx is None else module.padding_idx)).double()
                 u.index_add_(0, x, read / count)
+                s = s * getattr(module, "embed_scale", 1.0)
                 w += torch.einsum("t,cto,cd,dtp->op", read, s, m, s)
             else:
                 u += torch.einsum("cto,cd,dto->o", s, m, s) / count

@@ -193,7 +193,6 @@ def test_a_parameter_that_is_not_used_has_a_block_of_zeros() -> None:
     [
         ("weight-norm", "original0", "makes a weight out of it"),
         ("low-rank-adapter", "a", "mm in the model"),
-        ("embedding-tied-to-linear", "table.weight", "as a weight and as an embedding"),
         ("autoencoder-tied", "encoder.weight", "different layouts"),
         ("cosine-classifier", "w", "div in the model"),
     ],
