@@ -130,9 +130,7 @@ TIED = ("GPT2-lm", "Llama-tied-lm", "Gemma-lm", "T5", "BERT-masked")
 
 
 def rows(names: Any) -> list[Any]:
-    return [
-        name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names
-    ]
+    return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 @dataclass(frozen=True)
@@ -292,9 +290,9 @@ def test_kronecker_factors_of_linear_layers(name: str) -> None:
 
 def calls_of(
     problem: Problem, kinds: tuple[type[nn.Module], ...]
-) -> Iterator[tuple[Tensor, list[tuple[nn.Module, str, Tensor, Tensor]]]]:
+) -> Iterator[tuple[Tensor, list[tuple[Any, str, Tensor, Tensor]]]]:
     """For each sample M, and module, name, input and [D, T, O] Jacobian of all calls of a kind."""
-    calls: list[tuple[nn.Module, str, Tensor, Tensor]] = []
+    calls: list[tuple[Any, ...]] = []
     hooks = [
         module.register_forward_hook(
             lambda m, inputs, z, name=name: calls.append((m, name, inputs[0], z))
@@ -307,10 +305,13 @@ def calls_of(
         calls.clear()
         f = oracle.call(problem.model, sample, select)
         rows = oracle.jacobian(f, [z for *_, z in calls])
-        yield m, [
-            (module, name, x.detach()[0], j[:, 0])
-            for (module, name, x, _), j in zip(calls, rows, strict=True)
-        ]
+        yield (
+            m,
+            [
+                (module, name, x.detach()[0], j[:, 0])
+                for (module, name, x, _), j in zip(calls, rows, strict=True)
+            ],
+        )
     for hook in hooks:
         hook.remove()
 
@@ -330,7 +331,8 @@ def factors(problem: Problem) -> dict[str, tuple[Tensor, Tensor]]:
 def test_kronecker_factors_of_a_tied_embedding(name: str) -> None:
     """As the docs define them: U and W of all positions of both uses."""
     problem = made(name)
-    table = problem.model.get_input_embeddings().weight
+    model: Any = problem.model
+    table = model.get_input_embeddings().weight
     key = next(name for name, p in problem.model.named_parameters() if p is table)
     u, w = torch.zeros(len(table)).double(), torch.zeros(table.shape[1], table.shape[1]).double()
     for m, calls in calls_of(problem, (nn.Linear, nn.Embedding)):

@@ -15,6 +15,17 @@ For a weight that is applied at T positions of each sample, with inputs :math:`x
 - A weight of a Linear, a convolution or a product has both factors, one pair a group.
 - An embedding has them too: its input is one-hot, so in ``expand`` A is diagonal, the average share
   of each token. Tokens at ``padding_idx`` count as positions with no input.
+- A table [V, D] that is an embedding and the weight of a Linear layer to V outputs, as in language
+  models with tied embeddings, is one layer with the positions r of both uses, R in all. At each the
+  block is a product of a moment on the side of the vocabulary and one on that of the features:
+  :math:`e e^T \otimes \sum_v s s^T` where a token e is looked up, with columns s at the result, and
+  :math:`\sum_v s s^T \otimes x x^T` in the Linear layer, with input x. With U and W their sums over
+  positions, of U only the diagonal,
+
+  .. math:: \tfrac1N \operatorname{diag}(\textstyle\sum_n \tfrac1R U_n) \otimes \sum_n W_n .
+
+  Its factor ``input`` is on the side of the vocabulary and ``output`` on that of the features, as
+  an embedding's are; in ``expand`` only.
 - A parameter that is added, a bias, has the only factor B [P, P].
 - A parameter that scales, such as the gain of a norm or the slope of PReLU, or is no weight of a
   product, has its exact block [P, P].

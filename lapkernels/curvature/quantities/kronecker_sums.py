@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import prod
@@ -237,7 +237,13 @@ class KroneckerSums(ColumnSum):
         elif kind is EmbeddingUse or kind is Tied:
             rows, width = parameter.shape
             if self.reduce and kind is Tied:
-                raise Refused(_tied(name, "as a weight and as an embedding", "sharing='expand', diag, blocks and full"))
+                raise Refused(
+                    _tied(
+                        name,
+                        "as a weight and as an embedding",
+                        "sharing='expand', diag, blocks and full",
+                    )
+                )
             if self.reduce:
                 _check_size(name, rows, parameter, "sharing='expand', where it is diagonal,")
             inputs = (1, rows, rows) if self.reduce else (1, rows)

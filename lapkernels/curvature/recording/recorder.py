@@ -289,7 +289,9 @@ class Recorder(TorchDispatchMode):
         if not varies and not active:
             for out in outputs:
                 samples = self._fresh(out, values)
-                value = Value(out.shape, out.dtype, samples, False, None, without_grad, None, reached)
+                value = Value(
+                    out.shape, out.dtype, samples, False, None, without_grad, None, reached
+                )
                 self.define(out, value)
             return
         if active and any([tensor.is_complex() for tensor in (*tensors, *outputs)]):

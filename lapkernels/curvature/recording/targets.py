@@ -2,7 +2,7 @@
 
 The ``labels`` of a dict are no input: they become the target. Output t of a causal language model
 predicts token t + 1, while its batches label token t itself, and the model's own loss shifts the
-labels. No name or setting says for sure which models do; so on two samples, once for each model,
+labels. No name or setting says for sure which models do; so on one sample, once for each model,
 its loss is compared with the cross-entropy of the labels and of the shifted labels. Outputs at
 padded positions, and those that predict one, get no target.
 """
@@ -99,7 +99,7 @@ def _labelling(model: nn.Module, batch: Batch) -> Labelling:
 
 
 def _asked(model: nn.Module, batch: Batch) -> Labelling | None:
-    """What the model's own loss of at most two samples shows; None if they have no label."""
+    """What the model's own loss of one sample shows; None if no sample has a label."""
     check_eval(Contents.of(model))
     counted = (batch.target[:, 1:] != NO_TARGET).any(1).nonzero().flatten().tolist()
     part = batch.part(counted[0] if counted else 0, 1)
@@ -115,13 +115,9 @@ def _asked(model: nn.Module, batch: Batch) -> Labelling | None:
         return None
     loss = result.get("loss") if isinstance(result, Mapping) else getattr(result, "loss", None)
     if isinstance(loss, Tensor) and loss.numel() == 1:
-        losses: dict[Labelling, Tensor] = {
-            "aligned": _mean_loss(logits, labels),
-            "shifted": _mean_loss(logits[:, :-1], labels[:, 1:]),
-        }
-        found = [how for how, one in losses.items() if _close(float(loss), float(one))]
-        if len(found) == 1:
-            return found[0]
+        aligned = _close(loss, _mean_loss(logits, labels))
+        if aligned != _close(loss, _mean_loss(logits[:, :-1], labels[:, 1:])):
+            return "aligned" if aligned else "shifted"
     raise Refused(
         f"the loss of {type(model).__name__} does not show whether output t has label t or t + 1: "
         "take `labels` out of the inputs and give (inputs, targets), with the target of output t "
@@ -134,8 +130,8 @@ def _mean_loss(logits: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten().long(), ignore_index=NO_TARGET)
 
 
-def _close(one: float, other: float) -> bool:
-    return abs(one - other) <= CLOSE * max(1.0, abs(other))
+def _close(one: Tensor, other: Tensor) -> bool:
+    return abs(float(one) - float(other)) <= CLOSE * max(1.0, abs(float(other)))
 
 
 def _with_decoder_inputs(

@@ -170,9 +170,9 @@ class Trace:
     The ``prediction`` has float32 if the output has half precision.
     ``entries`` counts the numbers of their results that are no views. ``opaque`` names an op whose
     gradient only autograd knows, ``hidden`` is whether parameters were read where gradients are
-    disabled, as in a custom autograd.Function, and ``pooled`` whether the model read a constant that
-    is made of all samples. ``differentiable`` is the prediction with autograd's
-    graph, if kept. ``calls`` are for replays, and a replayed pass holds a ``lease``.
+    disabled, as in a custom autograd.Function, and ``pooled`` whether a constant was made of all
+    samples. ``differentiable`` is the prediction with autograd's graph, if kept. ``calls`` are for
+    replays, and a replayed pass holds a ``lease``.
     """
 
     count: int

@@ -64,8 +64,7 @@ def test_labels_become_the_target(shift: int, more: dict[str, Tensor], target: A
     model = Tagger(shift)
     given = batch(**more)
     known = {name: value.clone() for name, value in given.items()}
-    for _ in range(2):
-        (found,) = with_targets(model, batches_of([given]))
+    found, _ = with_targets(model, batches_of([given, given]))
     assert found.target.tolist() == torch.as_tensor(target).tolist()
     assert list(found.kwargs) == [name for name in given if name != "labels"]
     assert all(torch.equal(value, known[name]) for name, value in given.items())
@@ -95,6 +94,7 @@ def test_products_and_laplace_take_the_same_targets() -> None:
     unit = {key: torch.zeros_like(p) for key, p in model.named_parameters()}
     unit[name][index] = 1
     product = lk.ggn_product(model, given, unit, noise)
+    assert isinstance(product, dict)
     torch.testing.assert_close(product[name][index], diagonal[name][index])
     la = lk.Laplace(model, noise).fit([given])
     p = la.predict(given).probabilities
@@ -151,8 +151,8 @@ def test_labels_that_a_model_needs_are_an_input() -> None:
 
 def test_models_without_logits_say_what_they_return() -> None:
     class Hidden(nn.Linear):
-        def forward(self, x: Tensor) -> Any:
-            return {"last_hidden_state": super().forward(x), "cache": ()}
+        def forward(self, input: Tensor) -> Any:
+            return {"last_hidden_state": super().forward(input), "cache": ()}
 
     with pytest.raises(TypeError, match="output=, one of last_hidden_state, cache"):
         lk.diag(Hidden(2, 2), torch.randn(3, 2))
