@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lapkernels.curvature import Refused
 from lapkernels.curvature.data.batches import batches_of
+from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.laplace.calibration import Calibration, auroc, of_confidence
 from lapkernels.laplace.forward import positions_of
 from lapkernels.laplace.prediction import Prediction, expectation
@@ -89,7 +90,7 @@ def evaluate(la: Laplace, data: Any, shifted: Any, **options: Any) -> Evaluation
             f"there are no scores of {type(likelihood).__name__}: see log_likelihood of predictions"
         )
     both = {"network": Scores(), "Laplace": Scores()}
-    for batch in batches_of(data):
+    for batch in with_targets(la.model, batches_of(data)):
         if batch.target is None:
             raise ValueError("evaluate needs labels: give batches (inputs, labels)")
         for name, p in _predictions(la, batch.inputs, options):

@@ -101,13 +101,8 @@ ROWS: dict[str, Row] = {
     **_both("Mistral", {**GROUPED, "sliding_window": 3}, SINGLE),
     "T5-encoder": Row("T5EncoderModel", "T5", T5, output="last_hidden_state", tolerance=SINGLE),
     "T5": Row("T5ForConditionalGeneration", "T5", T5, pair, tolerance=SINGLE),
-    "BERT": Row("BertForSequenceClassification", "Bert", ENCODER),
-    "BERT-masked": Row("BertForMaskedLM", "Bert", ENCODER),
-    "BERT-tokens": Row("BertForTokenClassification", "Bert", ENCODER),
     "RoBERTa": Row("RobertaForSequenceClassification", "Roberta", ENCODER),
     "DistilBERT": Row("DistilBertForSequenceClassification", "DistilBert", DISTILLED),
-    "ALBERT": Row("AlbertForSequenceClassification", "Albert", NARROW),
-    "ELECTRA": Row("ElectraForSequenceClassification", "Electra", NARROW),
     "DeBERTa": Row(
         "DebertaForSequenceClassification", "Deberta", RELATIVE, tolerance=SINGLE
     ),
@@ -124,9 +119,9 @@ ROWS: dict[str, Row] = {
     "Whisper-encoder": Row("WhisperForAudioClassification", "Whisper", WHISPER, sounds),
 }  # fmt: skip
 # The quick suite has one of each kind.
-QUICK = ("GPT2", "GPT2-lm", "Llama-tied-lm", "Gemma", "Mistral", "T5", "BERT", "RoBERTa", "DeBERTa")
+QUICK = ("GPT2", "GPT2-lm", "Llama-tied-lm", "Gemma", "Mistral", "T5", "RoBERTa", "DeBERTa")
 DECODERS = [f"{name}{end}" for name in ("GPT2", "Llama", "Mistral") for end in ("", "-unpadded")]
-TIED = ("GPT2-lm", "Llama-tied-lm", "Gemma-lm", "T5", "BERT-masked")
+TIED = ("GPT2-lm", "Llama-tied-lm", "Gemma-lm", "T5")
 
 
 def rows(names: Any) -> list[Any]:
