@@ -17,7 +17,7 @@ INSTALLED := $(VENV)/.lapkernels-installed
 LIBRARY := lapkernels/_native.abi3.so
 NATIVE_SOURCES := $(shell find csrc tests -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null)
 
-.PHONY: demo docs test test-slow lint format wheel bench bench-networks bench-scaling bench-peers gpu-report clean venv
+.PHONY: demo docs test test-slow test-fake-cuda lint format wheel bench bench-networks bench-scaling bench-peers gpu-report clean venv
 .DEFAULT_GOAL := test
 
 venv: $(INSTALLED) $(LIBRARY)
@@ -49,6 +49,12 @@ demo: venv
 # Those marked slow, of minutes, are for `make test-slow`.
 test: venv
 	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" $(ARGS)
+
+# Every method on CUDA tensors without values: TORCH_CUDA is a Python with a CUDA build of torch
+# (gigabytes: pip install torch numpy pytest in an environment of its own); no GPU is needed.
+TORCH_CUDA ?= python
+test-fake-cuda:
+	PYTHONPATH=. $(TORCH_CUDA) -m pytest -s -p no:cacheprovider tests/fake_cuda $(ARGS)
 
 test-slow: venv
 	$(BIN)/python -m pytest -n 2 -q -m slow $(ARGS)

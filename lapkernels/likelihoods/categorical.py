@@ -147,10 +147,9 @@ class Categorical(Likelihood):
         self.check_shapes(f, y)
         p = self._probabilities(f)
         rows = p.transpose(1, 2).flatten(0, 1)
-        if len(rows):
-            drawn = torch.multinomial(rows, 1, generator=generator)
-        else:
-            drawn = rows.new_empty(0, dtype=torch.long)
+        # torch.multinomial waits for the device, to check the probabilities.
+        noise = torch.empty_like(rows).exponential_(generator=generator)
+        drawn = (rows / noise).argmax(1)
         labels = drawn.reshape(f.movedim(self.dim, 1)[:, 0].shape)
         if y is None or y.is_floating_point():
             return labels

@@ -6,12 +6,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lapkernels.ops.base.checks import expect, expect_finite, gathered
 from lapkernels.ops.base.precision import HALF
 
 FLOATING = (*HALF, torch.float32, torch.float64)
@@ -96,8 +96,9 @@ class Likelihood(ABC):
     def check(self, f: Tensor, y: Tensor | None = None) -> None:
         """Raise if shapes, dtypes, devices or values of outputs and targets do not fit."""
         self.check_shapes(f, y)
-        check_finite("f", f)
-        self.check_values(f, y)
+        with gathered():
+            check_finite("f", f)
+            self.check_values(f, y)
 
     @abstractmethod
     def check_shapes(self, f: Tensor, y: Tensor | None = None) -> None:
@@ -271,21 +272,23 @@ def check_device(name: str, value: Tensor, f: Tensor) -> None:
 
 def check_finite(name: str, value: Tensor) -> None:
     """Raise if ``value`` holds infinities or NaN."""
-    # One pass over memory: minimum and maximum are NaN if any entry is.
-    if value.numel() == 0 or all(isfinite(end.item()) for end in value.aminmax()):
-        return
-    check_all(name, value, value.isfinite(), "finite values are needed")
+    needed = "finite values are needed"
+    expect_finite(value.sum(), lambda: check_all(name, value, value.isfinite(), needed))
 
 
 def check_all(name: str, value: Tensor, good: Tensor, needed: str) -> None:
     """Raise unless ``good`` holds everywhere, with the first entry of ``value`` where not."""
-    if bool(good.all()):
-        return
-    bad = good.logical_not().nonzero()
-    first = tuple(int(i) for i in bad[0])
-    where = f"[{', '.join(map(str, first))}]" if first else ""
-    others = f" and {len(bad) - 1} more entries" if len(bad) > 1 else ""
-    raise ValueError(f"{name}{where} = {value[first].item()}{others}: {needed}")
+
+    def explain() -> None:
+        bad = good.logical_not().nonzero()
+        if not len(bad):
+            return
+        first = tuple(int(i) for i in bad[0])
+        where = f"[{', '.join(map(str, first))}]" if first else ""
+        others = f" and {len(bad) - 1} more entries" if len(bad) > 1 else ""
+        raise ValueError(f"{name}{where} = {value[first].item()}{others}: {needed}")
+
+    expect(good, explain)
 
 
 def class_dim(f: Tensor, dim: int) -> int:

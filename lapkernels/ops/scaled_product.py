@@ -45,7 +45,8 @@ def banded_product(rows: Tensor, matrix: Tensor) -> Tensor:
 
     Unit columns have such zeros, and the triangular factor of a QR decomposition.
     """
-    bands = _bands(rows) if len(rows) > serving.BLOCK else []
+    # Looking for them would wait for a device.
+    bands = _bands(rows) if rows.is_cpu and len(rows) > serving.BLOCK else []
     kept = sum(last - first for first, last in bands)
     if not serving.band_multiplied(kept, len(bands) * rows.shape[1]):
         return rows @ matrix

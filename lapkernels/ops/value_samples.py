@@ -23,13 +23,17 @@ def value_samples(tensors: Sequence[Tensor]) -> Tensor:
         dtype = tensors[0].dtype
         if all([t.is_cpu and t.dtype is dtype and t.is_contiguous() for t in tensors]):
             return kernel(tensors, COUNT, LENGTH)
-    parts = [_some(tensor.detach().reshape(-1)).to("cpu", torch.float64) for tensor in tensors]
-    return torch.cat([torch.empty(0, dtype=torch.float64, device="cpu"), *parts])
+    parts = [_some(tensor.detach().reshape(-1)) for tensor in tensors]
+    if len({part.device for part in parts}) > 1:
+        parts = [part.cpu() for part in parts]
+    # Of one device: copied at once.
+    found = torch.cat(parts) if parts else torch.empty(0, device="cpu")
+    return found.to("cpu", torch.float64)
 
 
 def _some(values: Tensor) -> Tensor:
     size = len(values)
     if size <= COUNT * LENGTH:
         return values
-    starts = torch.arange(COUNT, device=values.device) * (size // COUNT)
-    return values[(starts[:, None] + torch.arange(LENGTH, device=values.device)).flatten()]
+    step = size // COUNT
+    return values[: COUNT * step].view(COUNT, step)[:, :LENGTH].reshape(-1)

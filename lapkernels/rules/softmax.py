@@ -7,6 +7,8 @@ glu          y = a sigmoid(b), x = (a, b)
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,14 +20,14 @@ from lapkernels.rules.reductions import dimensions
 aten = torch.ops.aten
 
 
-@register_rule("aten::_softmax", "aten::_log_softmax")
+@register_rule("aten::_softmax", "aten::_log_softmax", "aten::_safe_softmax")
 class Softmax(Rule):
     """m_i = y_i² ((1 - 2 y_i) m_i + sum_o y_o² m_o); m_i = (1 - 2 p_i) m_i + p_i² sum_o m_o."""
 
     repeatable = True
     reads_input = False
 
-    def __init__(self, call: Call, x: Operand, dim: int, half_to_float: bool) -> None:
+    def __init__(self, call: Call, x: Operand, dim: int, *_: Any, **__: Any) -> None:
         super().__init__()
         dims = dimensions(dim, len(x.shape))
         self.dim = dims[0] if dims else 0

@@ -76,6 +76,7 @@ CASES: list[Case] = [
     *_places("count-nonzero", aten.count_nonzero.dim_IntList, [-1]),
     *_places("softmax", aten._softmax.default, -1, False),
     *case("softmax-first", aten._softmax.default, lambda: (x(2, 3, dim=1), 0, False)),
+    *case("safe-softmax", aten._safe_softmax.default, lambda: (x(2, 3), -1)),
     *_places("log-softmax", aten._log_softmax.default, -1, False),
     *_places("glu", aten.glu.default, -1),
     *case("glu-channels", aten.glu.default, lambda: (x(3, 4, 2), 1)),

@@ -6,12 +6,15 @@ reshaped). For factors that are sums over uses, each direct use is enough.
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from lapkernels.curvature.recording.aliasing import storage_of
 from lapkernels.curvature.recording.graph import Graph, Share, once_per_graph
 from lapkernels.curvature.recording.trace import Value
 from lapkernels.ops import Geometry
@@ -19,6 +22,9 @@ from lapkernels.rules import EmbeddingUse, ScaleUse, WeightUse
 from lapkernels.rules.shape import Permute
 
 Place = tuple[int, int]
+
+# Indices in use, by shape, strides and device: of each layout there is one tensor.
+_known_entries: WeakValueDictionary[Hashable, Tensor] = WeakValueDictionary()
 
 
 @dataclass
@@ -79,9 +85,28 @@ def matrix_entries(share: Share, parameter: Tensor) -> Tensor | None:
     assert isinstance(use, WeightUse)
     if _in_order(share, use):
         return None
-    entries = torch.arange(parameter.numel(), device=parameter.device).reshape(parameter.shape)
-    matrix = weight_matrices(use, share.to_weight(entries))
-    return None if torch.equal(matrix.flatten(), entries.flatten()) else matrix
+    # Strides tell the order of a view, so nothing is read that a device has to be waited for.
+    whole = torch.empty(parameter.shape, device="meta")
+    view = _ordered(use, share.to_weight(whole))
+    if storage_of(view) != storage_of(whole):
+        entries = torch.arange(parameter.numel(), device="cpu").reshape(parameter.shape)
+        matrix = weight_matrices(use, share.to_weight(entries))
+        same = torch.equal(matrix.flatten(), entries.flatten())
+        return None if same else matrix.to(parameter.device)
+    if view.is_contiguous():
+        return None
+    return strided_entries(parameter, view.shape, view.stride())
+
+
+def strided_entries(parameter: Tensor, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
+    """Indices into the flattened parameter that a view of it has; the same tensor for the same."""
+    steps = tuple(0 if n == 1 else s for n, s in zip(shape, strides, strict=True))
+    key = (tuple(shape), steps, parameter.device)
+    found = _known_entries.get(key)
+    if found is None:
+        every = torch.arange(parameter.numel(), device=parameter.device)
+        found = _known_entries[key] = every.as_strided(shape, steps).flatten(2)
+    return found
 
 
 def _in_order(share: Share, use: WeightUse) -> bool:
@@ -94,12 +119,17 @@ def _in_order(share: Share, use: WeightUse) -> bool:
 
 def weight_matrices(use: WeightUse, value: Tensor) -> Tensor:
     """A tensor of the weight's layout as [groups, O / groups, I / groups * K]."""
+    return _ordered(use, value).flatten(2)
+
+
+def _ordered(use: WeightUse, value: Tensor) -> Tensor:
+    """The same as [groups, O / groups, I / groups, K], or [1, O, I] of a Linear layer."""
     geometry = use.geometry
     value = use.canonical(value)
     if geometry.is_linear:
         return value.unsqueeze(0)
     value = value.flatten(2).unflatten(0, (geometry.groups, -1))
-    return (value.transpose(1, 2) if geometry.transposed else value).flatten(2)
+    return value.transpose(1, 2) if geometry.transposed else value
 
 
 def matrix_shape(use: WeightUse) -> tuple[int, int, int]:

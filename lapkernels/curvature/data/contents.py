@@ -111,10 +111,13 @@ def parameters_of(
     """
     every = contents.parameters
     for name, parameter in every.items():
-        if type(parameter) is not nn.Parameter and type(parameter.data) is not Tensor:
+        kind = type(parameter.data)
+        # A FakeTensor has its whole shape, and no values.
+        whole = kind is Tensor or kind.__name__ == "FakeTensor"
+        if type(parameter) is not nn.Parameter and not whole:
             raise Refused(
-                f"{name} is a {type(parameter.data).__name__}, of which a process may hold a part "
-                "only: copy the whole values into a plain model, those of fully_shard from "
+                f"{name} is a {kind.__name__}, of which a process may hold a part only: "
+                "copy the whole values into a plain model, those of fully_shard from "
                 "get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))"
             )
         if parameter.is_inference():

@@ -113,7 +113,7 @@ class EntryBlocks(ColumnSum):
         self.parameters, self.by = parameters, by
         # Which flat entries the rows of each block are.
         self.positions = {name: _entries(p, by) for name, p in parameters.items()}
-        self._neurons: dict[str, Tensor] = {}
+        self._layouts: dict[str, tuple[tuple[int, ...], Tensor | None]] = {}
         self._sums: dict[str, Tensor] = {}
         element = wide(next(iter(parameters.values())).dtype).itemsize
         sizes = {k: e.numel() * e.shape[-1] * element for k, e in self.positions.items()}
@@ -131,14 +131,22 @@ class EntryBlocks(ColumnSum):
         if self.by != "neuron":
             return one
         for name, shares in parameter_uses(one.graph).direct.items():
-            parameter = self.parameters[name]
-            found = [
-                _neurons(s, parameter) for s in shares.values() if isinstance(s.use, WeightUse)
-            ]
-            for entries in found:
-                first = self.positions[name] if name in self._sums else entries
-                self.positions[name] = self._neurons.setdefault(name, first)
-                if not same_entries(self.positions[name], entries):
+            for share in shares.values():
+                if not isinstance(share.use, WeightUse):
+                    continue
+                parameter = self.parameters[name]
+                groups, out, features = matrix_shape(share.use)
+                size, entries = (groups * out, features), matrix_entries(share, parameter)
+                if name not in self._layouts and name in self._sums:
+                    self._layouts[name] = tuple(self.positions[name].shape), None
+                elif name not in self._layouts:
+                    self._layouts[name] = size, entries
+                    if entries is None:
+                        entries = torch.arange(parameter.numel(), device=parameter.device)
+                    self.positions[name] = entries.reshape(size)
+                    continue
+                known_size, known = self._layouts[name]
+                if size != known_size or not same_entries(entries, known):
                     raise Refused(
                         f"{name} is used several times with other outputs, so its neurons are not "
                         "defined; by='parameter' works"
@@ -195,13 +203,3 @@ def _entries(parameter: Tensor, by: By) -> Tensor:
     if by == "neuron":
         return entries.reshape(parameter.shape[0], -1)
     return entries.reshape(*parameter.shape[:2], -1)
-
-
-def _neurons(share: Share, parameter: Tensor) -> Tensor:
-    """Flat entries [O, I / groups * K] of a weight."""
-    assert isinstance(share.use, WeightUse)
-    groups, out, features = matrix_shape(share.use)
-    entries = matrix_entries(share, parameter)
-    if entries is None:
-        entries = torch.arange(parameter.numel(), device=parameter.device)
-    return entries.reshape(groups * out, features)

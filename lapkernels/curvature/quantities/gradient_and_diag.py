@@ -18,6 +18,7 @@ from lapkernels.curvature.quantities.loop import Loop, OutputFactor, Sampler, wi
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.results.summary import Diagonal, finite
 from lapkernels.likelihoods import resolve
+from lapkernels.ops.base.checks import gathered
 
 
 class GradientAndDiagonal(NamedTuple):
@@ -89,11 +90,10 @@ def gradient_and_diag(
             found = _gradient(one, score)
         for name, value in found.items():
             gradient[name] = value if name not in gradient else gradient[name] + value
-    return GradientAndDiagonal(
-        torch.stack(losses).sum(),
-        finite(gradient, "gradient"),
-        Diagonal(finite(total.values), loop.summary(method)),
-    )
+    with gathered():
+        gradient, values = finite(gradient, "gradient"), finite(total.values)
+    summary = loop.summary(method)
+    return GradientAndDiagonal(torch.stack(losses).sum(), gradient, Diagonal(values, summary))
 
 
 def _gradient(one: Pass, score: Tensor) -> dict[str, Tensor]:

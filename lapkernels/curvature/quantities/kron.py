@@ -48,6 +48,7 @@ from lapkernels.curvature.quantities.loop import Loop, OutputFactor, Sampler
 from lapkernels.curvature.results.kronecker import Kronecker
 from lapkernels.curvature.results.summary import finite
 from lapkernels.likelihoods import resolve
+from lapkernels.ops.base.checks import gathered
 
 Method = Literal["mc", "exact", "empirical"]
 Sharing = Literal["expand", "reduce"]
@@ -89,7 +90,8 @@ def kron(
     total = KroneckerSums(loop.chosen, sharing == "reduce")
     loop.add_to(total)
     found = {name: total.factors(name, loop.count) for name in loop.chosen}
-    finite({name: factors.output for name, factors in found.items()})
     inputs = {name: factors.input_sum for name, factors in found.items()}
-    finite({name: value for name, value in inputs.items() if value is not None})
+    with gathered():
+        finite({name: factors.output for name, factors in found.items()})
+        finite({name: value for name, value in inputs.items() if value is not None})
     return Kronecker(found, loop.summary(f"{method} {sharing}"))

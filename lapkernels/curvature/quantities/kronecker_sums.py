@@ -20,6 +20,7 @@ from lapkernels.curvature.backward.parameter_uses import (
     matrix_shape,
     parameter_uses,
     same_entries,
+    strided_entries,
     token_columns,
     token_indices,
     tokens_read,
@@ -247,8 +248,8 @@ class KroneckerSums(ColumnSum):
             if self.reduce:
                 _check_size(name, rows, parameter, "sharing='expand', where it is diagonal,")
             inputs = (1, rows, rows) if self.reduce else (1, rows)
-            order = torch.arange(size, device=parameter.device).reshape(1, rows, width)
-            made = Sums(kind, (1, width, width), inputs, order.mT)
+            order = strided_entries(parameter, (1, width, rows), (size, 1, width))
+            made = Sums(kind, (1, width, width), inputs, order)
         else:
             _check_size(name, size, parameter, "diag or params= without it")
             made = Sums(kind, (1, size, size))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -22,6 +23,7 @@ from lapkernels.curvature.recording.targets import check_outputs
 from lapkernels.curvature.results.summary import Summary
 from lapkernels.likelihoods import Likelihood
 from lapkernels.likelihoods.likelihood import Signs
+from lapkernels.ops.base.checks import expect, expect_finite, gathered
 
 Sampler = Literal["labels", "signs"]
 
@@ -195,13 +197,10 @@ class OutputLoop:
         done, outputs = 0, self._outputs
         for one in self._passes:
             f = one.prediction
-            bad = int(f.isfinite().logical_not().sum())
-            if bad:
-                raise ValueError(
-                    f"{bad} of the model's outputs are not finite: they have no variance"
-                )
+            with gathered():
+                expect_finite(f.sum(), partial(_refuse_infinite, f))
+                wanted = _wanted(outputs, f.shape[1:].numel(), f.device)
             self._observed.see(f, None)
-            wanted = _wanted(outputs, f.shape[1:].numel(), f.device)
             if wanted.shape[0] != 1:
                 wanted = wanted[done : done + one.count]
                 if wanted.shape[0] != one.count:
@@ -212,6 +211,12 @@ class OutputLoop:
             yield one, wanted.expand(one.count, -1)
         if outputs is not None and outputs.dim() == 2 and outputs.shape[0] != done:
             raise ValueError(f"outputs has {outputs.shape[0]} rows, but there are {done} samples")
+
+
+def _refuse_infinite(f: Tensor) -> None:
+    bad = int(f.isfinite().logical_not().sum())
+    if bad:
+        raise ValueError(f"{bad} of the model's outputs are not finite: they have no variance")
 
 
 def unit_columns(f: Tensor, chosen: Tensor) -> Tensor:
@@ -229,6 +234,9 @@ def _wanted(outputs: Tensor | None, size: int, device: torch.device) -> Tensor:
             "outputs are needed, [k] or [N, k]"
         )
     bad = (outputs < 0) | (outputs >= size)
-    if bool(bad.any()):
+
+    def explain() -> None:
         raise ValueError(f"outputs holds {int(outputs[bad][0])}: 0 to {size - 1} are possible")
+
+    expect(bad.logical_not(), explain)
     return (outputs.unsqueeze(0) if outputs.dim() == 1 else outputs).to(device)

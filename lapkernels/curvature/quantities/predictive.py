@@ -13,6 +13,7 @@ a kernel that stores no Jacobian. Nothing is subtracted: variances are sums of s
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from math import inf, prod
 from typing import Any
 
@@ -31,6 +32,7 @@ from lapkernels.curvature.quantities.predictive_windows import LaneSum, local_su
 from lapkernels.curvature.recording.graph import Share
 from lapkernels.curvature.results.covariance import CovarianceBlock, IndependentEntries
 from lapkernels.curvature.results.summary import finite
+from lapkernels.ops.base.checks import expect_finite, gathered
 from lapkernels.ops.base.chunks import row_chunks
 from lapkernels.ops.base.precision import wide
 from lapkernels.rules import WeightUse
@@ -310,11 +312,18 @@ def check_variance(model: nn.Module, variance: Mapping[str, Tensor]) -> None:
                 f"{value.device}, but the parameter needs {tuple(like.shape)}, {wide(like.dtype)} "
                 f"on {like.device}"
             )
-        if not value.numel():
-            continue
-        low, high = (float(bound) for bound in value.aminmax())  # NaN if any entry is
-        if not (low >= 0 and high < inf):
-            raise ValueError(
-                f"variance of {name} holds {high if low >= 0 else low}: finite numbers that are "
-                "not negative are needed"
-            )
+    with gathered():
+        for name, value in variance.items():
+            if value.numel():
+                # NaN if any entry is.
+                low, high = value.aminmax()
+                expect_finite(low.sqrt() + high, partial(_refuse_variance, name, low, high))
+
+
+def _refuse_variance(name: str, low: Tensor, high: Tensor) -> None:
+    least, most = float(low), float(high)
+    if not (least >= 0 and most < inf):
+        raise ValueError(
+            f"variance of {name} holds {most if least >= 0 else least}: finite numbers that are "
+            "not negative are needed"
+        )

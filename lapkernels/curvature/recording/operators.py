@@ -39,7 +39,8 @@ def operator_of(func: Any) -> Operator:
         # RReLU writes noise that nothing reads.
         func._schema.is_mutable and name != "aten::rrelu_with_noise",
         torch.Tag.nondeterministic_seeded in func.tags and builder_of(bare) is None,
-        name.startswith("aten::new_"),
+        # Ops of prim only ask a tensor subclass for its device.
+        name.startswith(("aten::new_", "prim::")),
         name == "aten::detach",
     )
 

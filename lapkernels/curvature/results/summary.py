@@ -13,6 +13,7 @@ from torch import Tensor
 from lapkernels.curvature.data.contents import fingerprint
 from lapkernels.curvature.errors import Refused
 from lapkernels.likelihoods import Likelihood
+from lapkernels.ops.base.checks import expect_finite
 
 T = TypeVar("T")
 
@@ -105,9 +106,8 @@ class Diagonal(ByName[Tensor]):
 
 def finite(values: Mapping[str, Tensor], kind: str = "curvature") -> dict[str, Tensor]:
     """The values; raises if one has overflowed."""
-    # Checked again, as sums of finite numbers may overflow too.
-    totals = [value.sum() for value in values.values()]
-    if totals and not math.isfinite(sum(torch.stack(totals).tolist())):
+
+    def explain() -> None:
         for name, value in values.items():
             if not bool(value.isfinite().all()):
                 raise Refused(
@@ -115,6 +115,9 @@ def finite(values: Mapping[str, Tensor], kind: str = "curvature") -> dict[str, T
                     f"squares, are too large for {value.dtype}. Scale the inputs, or give the "
                     "model and its inputs in float64"
                 )
+
+    if values:
+        expect_finite(torch.stack([value.sum() for value in values.values()]).sum(), explain)
     return dict(values)
 
 

@@ -362,13 +362,22 @@ class EmbeddingUse(Use):
         return index, entry
 
     def _sums(self, s: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Weight row [U], sample [U] and summed columns [V, U, D] of each row a sample reads."""
+        """Weight row [U], sample [U] and summed columns [V, U, D] of each row a sample reads.
+
+        U counts all tokens, so that no device has to be waited for; rows left over are zero.
+        """
         index, entry = self._tokens(s)
         keys = index + self.shape[0] * torch.arange(len(index), device=index.device).unsqueeze(1)
-        unique, inverse = keys.flatten().unique(return_inverse=True)
-        sums = entry.new_zeros(entry.shape[0], len(unique), entry.shape[-1])
-        sums.index_add_(1, inverse, entry.flatten(1, 2))
-        return unique % self.shape[0], unique // self.shape[0], sums
+        ordered, order = keys.flatten().sort()
+        differs = torch.ones_like(ordered, dtype=torch.bool)
+        torch.ne(ordered[1:], ordered[:-1], out=differs[1:])
+        place = differs.cumsum(0) - 1
+        row = torch.zeros_like(ordered).scatter_(0, place, ordered)
+        entry = entry.flatten(1, 2)
+        sums = torch.zeros_like(entry).index_add_(
+            1, torch.empty_like(place).scatter_(0, order, place), entry
+        )
+        return row % self.shape[0], row // self.shape[0], sums
 
 
 @dataclass(frozen=True)

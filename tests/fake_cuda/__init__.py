@@ -1,0 +1,1 @@
+"""The engine on CUDA tensors without values: needs a CUDA build of torch, and no GPU."""
