@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean, stdev
 from typing import Any
 
 import torch
 from common import options, show, spread, table
 from hamiltonian import NOISE, cubic, hamiltonian
+from pictures import DATA, PALETTE, bands, claim, figure
 from torch import Tensor, nn
 
 import lapkernels as lk
@@ -26,7 +28,7 @@ WIDTH, BATCH, MEMBERS, DRAWS = 40, 5, 5, 500
 # Of the prior of every weight and bias, where a method has one.
 PRECISION = 0.1
 GRID = torch.linspace(-6, 6, 121, dtype=torch.float64).unsqueeze(1)
-REFERENCE = "Hamiltonian Monte Carlo"
+REFERENCE, PUBLISHED = "Hamiltonian Monte Carlo", "L2M, as published"
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,7 @@ def moments(seed: int, quick: bool) -> tuple[Case, Tensor, dict[str, Moments]]:
     count = {"samples": 5, "warmup": 5, "chains": 1} if quick else {"samples": 400, "warmup": 400}
     draws = hamiltonian(perceptron(), x, y, case.points, precision=PRECISION, seed=seed, **count)
     found[REFERENCE] = draws.mean, draws.std
-    found["L2M, as published"] = l2m_published(case)
+    found[PUBLISHED] = l2m_published(case)
     return case, target.flatten(), found
 
 
@@ -177,9 +179,10 @@ def main() -> None:
     arguments = options(__doc__).parse_args()
     seeds = range(arguments.seed, arguments.seed + (1 if arguments.quick else 3))
     runs = [moments(seed, arguments.quick) for seed in seeds]
-    rows = []
+    rows: list[list[str]] = []
+    widths: dict[str, list[float]] = {}
     for name in runs[0][2]:
-        cells = []
+        cells: list[str] = []
         for between in (True, False):
             shares, ratios = [], []
             for case, target, found in runs:
@@ -191,31 +194,40 @@ def main() -> None:
                 shares.append(float((away < 2 * total).double().mean()))
                 ratios.append(float((std / found[REFERENCE][1])[where].mean()))
             cells += [spread(shares), spread(ratios, 2)]
+            widths.setdefault(name, ratios)
         rows.append([name, *cells])
     header = ["method", "inside 2σ", "σ / σ_HMC", "inside 2σ, beyond", "σ / σ_HMC, beyond"]
     text = f"{table(header, rows)}\n\nMean ± standard error over {len(runs)} data sets."
-    show("l2m_cubic", text, draw(runs[0][0], runs[0][2]), arguments.out)
+    show("l2m_cubic", text, draw(runs[0][0], runs[0][2], widths), arguments.out)
 
 
-def draw(case: Case, found: dict[str, Moments]) -> object:
-    """Six panels, shades of one to three standard deviations of f."""
-    from matplotlib import pyplot
+def draw(case: Case, found: dict[str, Moments], widths: dict[str, list[float]]) -> Any:
+    """A panel for each method on the first data set, the row that matches the paper first.
 
-    figure, axes = pyplot.subplots(1, 6, figsize=(17, 3.2), sharey=True)
+    The last panel has the widths of all data sets over that of the reference.
+    """
+    drawing, axes = figure(2, 4, (14, 6.2))
     across = GRID.flatten()
-    for ax, (name, (mean, std)) in zip(axes, found.items(), strict=False):
-        mean, std = mean[: len(GRID)], std[: len(GRID)]
-        for times in (3, 2, 1):
-            ax.fill_between(
-                across, mean - times * std, mean + times * std, color="tab:red", alpha=0.25,
-                linewidth=0,
-            )  # fmt: skip
-        ax.plot(across, across**3, ":", color="black", linewidth=1)
-        ax.plot(across, mean, color="black")
-        ax.plot(case.x, case.y, "kx")
-        ax.set(title=name, xlabel="x", ylim=(-200, 200))
-    figure.tight_layout()
-    return figure
+    order = [REFERENCE, PUBLISHED, *(name for name in found if name not in (REFERENCE, PUBLISHED))]
+    for ax, name in zip(axes.flat, order, strict=False):
+        mean, std = (values[: len(GRID)] for values in found[name])
+        bands(ax, across, mean, std)
+        ax.plot(across, across**3, ":", color=DATA, linewidth=1)
+        ax.plot(case.x, case.y, ".", color=DATA)
+        ax.set(title=name, ylim=(-200, 200), xlim=(-6, 6))
+    ax = axes[1, 3]
+    rest = order[1:]
+    ax.errorbar(
+        [fmean(widths[name]) for name in rest], range(len(rest)),
+        xerr=[stdev(widths[name]) if len(widths[name]) > 1 else 0 for name in rest],
+        fmt="o", color=PALETTE[0], capsize=3,
+    )  # fmt: skip
+    ax.axvline(1, color=DATA, linewidth=1)
+    ax.set_yticks(range(len(rest)), rest)
+    ax.invert_yaxis()
+    ax.set(xscale="log", title="σ over that of Hamiltonian Monte Carlo, at the data")
+    claim(drawing, "L2M as published is about as wide as Hamiltonian Monte Carlo; 1σ and 2σ of f")
+    return drawing
 
 
 if __name__ == "__main__":

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from common import minimise, options, show, spread, table
-from matplotlib import pyplot
+from pictures import claim, figure, image
 from torch import Tensor, nn
 
 import lapkernels as lk
@@ -197,22 +198,26 @@ def reconstruct(seed: int, steps: int, draws: int) -> dict[str, Reconstruction]:
     return found
 
 
-def draw(found: dict[str, Reconstruction]) -> pyplot.Figure:
-    """The truth, and for each method mean, error and standard deviation."""
-    figure, axes = pyplot.subplots(len(found), 4, figsize=(10, 7), layout="constrained")
+def draw(found: dict[str, Reconstruction]) -> Any:
+    """The truth, and for each method mean, error and standard deviation, each on its own scale."""
+    drawing, axes = figure(len(found), 4, (10.5, 7))
     for row, (name, one) in zip(axes, found.items(), strict=True):
         error = (one.mean - one.truth).abs()
-        most = float(torch.maximum(error, one.std).max())
         panels = {
-            "truth": (one.truth, 1), name: (one.mean, 1), "|error|": (error, most),
-            "standard deviation": (one.std, most),
-        }  # fmt: skip
-        for ax, (title, (image, top)) in zip(row, panels.items(), strict=True):
-            ax.imshow(image.reshape(SIZE, SIZE), vmin=0, vmax=top, cmap="gray")
-            ax.set_title(title, fontsize=9)
-            ax.axis("off")
-        figure.colorbar(row[-1].images[0], ax=row[2:])
-    return figure
+            "truth": (one.truth, 1.0, "gray"),
+            "mean": (one.mean, 1.0, "gray"),
+            "|error|": (error, float(error.max()), "viridis"),
+            "σ": (one.std, float(one.std.max()), "viridis"),
+        }
+        for ax, (title, (values, top, colors)) in zip(row, panels.items(), strict=True):
+            left = name.replace(", ", ",\n") if title == "truth" else ""
+            square = values.reshape(SIZE, SIZE)
+            shown = image(ax, square, title if row is axes[0] else "", left, vmin=0, vmax=top,
+                          cmap=colors)  # fmt: skip
+            if colors == "viridis":
+                drawing.colorbar(shown, ax=ax, shrink=0.8)
+    claim(drawing, "Tomography: the size of σ is right for Laplace; its shape is no better")
+    return drawing
 
 
 def main() -> None:

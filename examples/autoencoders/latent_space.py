@@ -65,7 +65,11 @@ def draw(figure: Any, axes: Any, name: str, one: dict[str, Any]) -> None:
     shown = heat.imshow(values, origin="lower", extent=one["extent"], aspect="auto", cmap="viridis")
     z = torch.tensor(one["z"])
     heat.scatter(z[:, 0], z[:, 1], c=one["classes"], s=4, cmap="tab10", linewidths=0)
-    heat.set(xticks=[], yticks=[], title=f"{name}: {one['table'][3]:.1f} times as unsure far away")
+    heat.set(
+        xticks=[],
+        yticks=[],
+        title=f"{name.split(',')[0]}: {one['table'][3]:.1f} times as unsure far away",
+    )
     figure.colorbar(shown, ax=heat, label="σ of pixels")
     for part, (title, color) in enumerate((("input", "gray"), ("mean", "gray"), ("σ", "viridis"))):
         for k, ax in enumerate(rest[part * PICTURED : (part + 1) * PICTURED]):
