@@ -15,8 +15,8 @@ from lapkernels.rules.shape import Movement
 
 aten = torch.ops.aten
 _COPIED = {
-    f"aten::{kind}_pad{spatial}d": spatial
-    for kind in ("reflection", "replication")
+    f"aten::{kind}_pad{spatial}d": mode
+    for kind, mode in (("reflection", "reflect"), ("replication", "replicate"))
     for spatial in (1, 2, 3)
 }
 
@@ -32,23 +32,54 @@ class ConstantPad(Local):
         super().__init__(call, x, dims, lambda s: aten.constant_pad_nd(s, back))
 
 
-@register_rule(*_COPIED)
 class CopiedPad(Local):
-    """Padding with entries near the border: reflect, replicate, circular."""
+    """Padding with entries near the border, or with ``mode`` circular near the opposite one."""
 
-    def __init__(self, call: Call, x: Operand, padding: Sequence[int]) -> None:
-        spatial, shape, sides = _COPIED[call.name], x.shape, list(padding)
-        self.spatial, self.sides = spatial, sides
-        self.mode = "reflect" if "reflection" in call.name else "replicate"
-        name = call.name.removeprefix("aten::") + "_backward"
-        back: Callable[..., Tensor] = getattr(aten, name)
+    def __init__(self, call: Call, x: Operand, padding: Sequence[int], mode: str) -> None:
+        self.sides, self.mode = list(padding), mode
+        self.spatial = len(self.sides) // 2
+        super().__init__(call, x, window_dims(x.shape, self.spatial))
+        if mode == "circular":
+            self.period = x.shape[2:]
 
-        def pull(s: Tensor) -> Tensor:
-            folded = fold(s, spatial)
-            like = s.new_empty(()).expand(folded.shape[0], *shape[-spatial - 1 :])
-            return back(folded.contiguous(), like, sides).reshape(-1, *shape)
+    def pull(self, s: Tensor, index: int = 0) -> Tensor:
+        if self.mode == "circular":
+            return self._circular(s)
+        name = {"reflect": "reflection", "replicate": "replication"}[self.mode]
+        back: Callable[..., Tensor] = getattr(aten, f"{name}_pad{self.spatial}d_backward")
+        folded = fold(s, self.spatial)
+        like = s.new_empty(()).expand(folded.shape[0], *self.shape[-self.spatial - 1 :])
+        return back(folded.contiguous(), like, self.sides).reshape(-1, *self.shape)
 
-        super().__init__(call, x, window_dims(shape, spatial), pull)
+    def _circular(self, s: Tensor) -> Tensor:
+        for d in range(self.spatial):
+            dim, size = s.dim() - 1 - d, self.shape[-1 - d]
+            before, after = self.sides[2 * d : 2 * d + 2]
+            out = s.narrow(dim, before, size).clone()
+            out.narrow(dim, size - before, before).add_(s.narrow(dim, 0, before))
+            out.narrow(dim, 0, after).add_(s.narrow(dim, before + size, after))
+            s = out
+        return s
+
+
+@register_rule(*_COPIED)
+def copied_pad(call: Call, x: Operand, padding: Sequence[int]) -> CopiedPad:
+    """Reflection and replication."""
+    return CopiedPad(call, x, padding, _COPIED[call.name])
+
+
+@register_rule("aten::pad")
+def pad(
+    call: Call,
+    x: Operand,
+    padding: Sequence[int],
+    mode: str = "constant",
+    value: float | None = None,
+) -> ConstantPad | CopiedPad:
+    """Padding in any mode."""
+    if mode == "constant":
+        return ConstantPad(call, x, padding, value or 0.0)
+    return CopiedPad(call, x, padding, mode)
 
 
 @register_rule("aten::im2col", "aten::col2im")

@@ -23,7 +23,7 @@ class Local(Movement):
         call: Call,
         x: Operand,
         dims: Sequence[int],
-        pull: Callable[[Tensor], Tensor],
+        pull: Callable[[Tensor], Tensor] | None = None,
         push: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
         what = f"{call.name.removeprefix('aten::')} works"

@@ -31,6 +31,11 @@ CASES: list[Case] = [
             ),
         ]
     ),
+    *case("pad-constant", aten.pad.default, lambda: (x(3, 2, 4), [1, 2], "constant", 0.5)),
+    *case("pad-reflect", aten.pad.default, lambda: (x(3, 2, 4, 3), [1, 2, 0, 3], "reflect")),
+    *case("pad-replicate", aten.pad.default, lambda: (x(3, 2, 4), [1, 2], "replicate")),
+    *case("circular1", aten.pad.default, lambda: (x(3, 2, 4), [4, 1], "circular")),
+    *case("circular2", aten.pad.default, lambda: (x(3, 2, 4, 3), [0, 2, 3, 4], "circular")),
     *case("im2col", aten.im2col.default, lambda: (x(3, 2, 4, 3), [2, 2], [1, 1], [1, 0], [1, 2])),
     *case("im2col-merged", aten.im2col.default,
         lambda: (x(6, 1, 4, 4, inner=2), [2, 2], [2, 1], [0, 0], [1, 1])),

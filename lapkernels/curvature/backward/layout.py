@@ -49,6 +49,8 @@ class Layout:
         for position, node in section.passed(graph):
             place = places.get(id(node.outputs[0]))
             below = None if place is None else _below(node, place, extent, like)
+            if below is not None and _shows_copies(section, node, below):
+                below = None
             if below is not None:
                 passed.add(position)
             live = 0
@@ -99,7 +101,14 @@ def _below(node: Node, place: Place, extent: Sequence[int], like: Tensor) -> Pla
     broadcast = any(value.shape != node.outputs[0].shape for value in node.wanted_inputs)
     if broadcast and isinstance(node.rule, (*POINTWISE, Sum)):
         return None
-    return place_below(node.rule, place, extent, like)
+    return place_below(node.rule, place, extent, like, node.inputs[0].period)
+
+
+def _shows_copies(section: Section, node: Node, place: Place) -> bool:
+    """Whether an end of the section is an image with copies, which windows take for one entry."""
+    return bool(place.period) and any(
+        value in section.ends and value.shape[2:] != place.period for value in node.wanted_inputs
+    )
 
 
 def _joined(places: dict[int, Place | None], value: Value, below: Place | None) -> Place | None:
@@ -110,6 +119,8 @@ def _joined(places: dict[int, Place | None], value: Value, below: Place | None) 
         return below
     known = places[id(value)]
     if known is None or known.step != below.step:
+        return None
+    if known.period and below.period and known.period != below.period:
         return None
     both = known.union(below)
     return None if both.covers(value.shape[2:]) else both

@@ -174,7 +174,11 @@ class _TileWalk:
     def _deposited(self, value: Value, window: Window) -> Tensor | Window:
         """Columns at a value: in its windows, or as images if it has none."""
         place = self.place(value)
-        return _image(window, value) if place is None else window.moved(place)
+        if place is None:
+            return _image(window, value)
+        if place.period != window.place.period:
+            window = window.cleaned(value.shape[2:])
+        return window.moved(place)
 
 
 def _sum(known: Tensor | Window, part: Tensor | Window) -> Tensor | Window:

@@ -320,6 +320,7 @@ class Recorder(TorchDispatchMode):
         for out, samples in zip(outputs, rule.samples, strict=True):
             moves = active and (out.is_floating_point() or out.is_complex())
             value = Value(out.shape, out.dtype, samples, moves, None, without_grad, None, reached)
+            value.period = rule.period
             results.append(self.define(out, value))
             # Ops that use a weight compute something new.
             if moves and (rule.uses or not _is_view(out, tensors)):

@@ -143,7 +143,11 @@ def _power(input: Any, exponent: Any) -> Arguments:
 def _pad(
     input: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
 ) -> Arguments:
-    return (input, list(pad), value or 0.0) if mode == "constant" else None
+    if mode == "constant":
+        return (input, list(pad), mode, value or 0.0)
+    # Whole images, as torch pads them by one op; circular padding takes several.
+    whole = input.dim() == len(pad) // 2 + 2 and min(pad, default=0) >= 0
+    return (input, list(pad), mode, None) if whole else None
 
 
 def _softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Arguments:
@@ -372,7 +376,7 @@ def _functions() -> dict[Any, Function]:
         F.mish: Function.of(aten.mish.default, _one_or_in_place),
         F.selu: Function.of(aten.elu.default, _selu),
         F.celu: Function.of(aten.celu.default, _elu),
-        F.pad: Function.of(aten.constant_pad_nd.default, _pad),
+        F.pad: Function.of(aten.pad.default, _pad),
         F.softplus: Function.of(aten.softplus.default, _softplus),
         F.gelu: Function.of(aten.gelu.default, _gelu),
         F.softmax: Function.of(aten._softmax.default, _softmax),

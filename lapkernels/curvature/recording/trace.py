@@ -23,7 +23,8 @@ class Value:
     ``active`` values depend on a chosen parameter, and ``reached`` ones too, perhaps without a
     derivative, as truth values do; ``parameter`` is its name if it is one itself;
     ``without_grad`` ones were made where autograd saw nothing that requires a gradient. Of a
-    ``lost`` one it is unknown which entry belongs to which sample.
+    ``lost`` one it is unknown which entry belongs to which sample. An image that was padded
+    circularly repeats with a ``period`` along each dimension.
     """
 
     shape: torch.Size
@@ -34,6 +35,7 @@ class Value:
     without_grad: bool = False
     lost: SamplesLost | None = None
     reached: bool = False
+    period: tuple[int, ...] = ()
 
     @property
     def features(self) -> int:

@@ -156,10 +156,14 @@ class Slope:
 
 @dataclass
 class Rule:
-    """The derivative of one call. ``samples`` has an entry for each result of the op."""
+    """The derivative of one call. ``samples`` has an entry for each result of the op.
+
+    A result that is an image may repeat with a ``period`` along each dimension.
+    """
 
     samples: tuple[Samples | None, ...] = ()
     uses: dict[int, Use] = field(default_factory=dict)
+    period: tuple[int, ...] = ()
 
     # Whether the rule reads its first operand, which an in-place op overwrites.
     reads_input = True

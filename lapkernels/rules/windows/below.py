@@ -63,12 +63,17 @@ def _pool(
     return Geometry.conv(size, stride, pad, spread)
 
 
-def place_below(rule: Rule, place: Place, extent: Sequence[int], like: Tensor) -> Place | None:
+def place_below(
+    rule: Rule, place: Place, extent: Sequence[int], like: Tensor, period: tuple[int, ...] = ()
+) -> Place | None:
     """Windows at the operands of an op from those at its result; None where there is no rule.
 
-    They start at pixels up to ``extent``, and the columns have the type of ``like``.
+    They start at pixels up to ``extent``, and the columns have the type of ``like``. ``period`` is
+    that of the first operand, if it repeats.
     """
     dims = len(place.width)
+    if place.period and not _keeps_period(rule, place, period):
+        return None
     if isinstance(rule, (*POINTWISE, Sum)) or _is_same(rule):
         return place
     if isinstance(rule, Concatenate):
@@ -77,7 +82,11 @@ def place_below(rule: Rule, place: Place, extent: Sequence[int], like: Tensor) -
         moves = _moves(rule, dims)
         return None if moves is None else _moved(place, moves)
     if isinstance(rule, CopiedPad):
-        return copies_of(rule).place_below(place, extent) if rule.spatial == dims else None
+        if rule.spatial != dims:
+            return None
+        if rule.mode == "circular":
+            return replace(_moved(place, _before(rule)), period=rule.period)
+        return copies_of(rule).place_below(place, extent)
     if isinstance(rule, Interpolated):
         found = interpolation_of(rule, like) if rule.spatial == dims else None
         if found is None:
@@ -85,6 +94,32 @@ def place_below(rule: Rule, place: Place, extent: Sequence[int], like: Tensor) -
         return found.copies.place_below(through(found.geometry, place)[0], extent)
     geometry = layer_of(rule)
     return None if geometry is None else through(geometry, place)[0]
+
+
+def _keeps_period(rule: Rule, place: Place, period: tuple[int, ...]) -> bool:
+    """Whether an op of a repeated image is that of the image, repeated: windows may go round."""
+    if isinstance(rule, (*POINTWISE, Sum, Concatenate)) or _is_same(rule):
+        return True
+    if isinstance(rule, CopiedPad):
+        return rule.mode == "circular" and place.period == rule.period
+    geometry = layer_of(rule)
+    if geometry is None or any(side for pair in geometry.padding for side in pair):
+        return False
+    if isinstance(rule, Convolution):
+        strides = zip(place.period, geometry.stride, strict=True)
+        return not geometry.transposed and period == tuple(p * s for p, s in strides)
+    # Pixels in blocks of their own, of which the image is made.
+    blocks = geometry.kernel_size == geometry.stride and set(geometry.dilation) == {1}
+    shape = getattr(rule, "shape", ())[2:]
+    pairs = list(zip(shape, geometry.stride, place.period, strict=True))
+    if geometry.transposed:
+        return blocks and all(n * s == p for n, s, p in pairs)
+    return blocks and all(n == p * s for n, s, p in pairs)
+
+
+def _before(rule: CopiedPad) -> list[int]:
+    """The padding in front of an image along each dimension, negative."""
+    return [-size for size in rule.sides[::2]][::-1]
 
 
 def _moves(rule: ConstantPad | Part, dims: int) -> list[int] | None:
@@ -143,6 +178,10 @@ def windows_below(
             s[:, rule.range[0] : rule.range[1]] = window.s
         # Entries of a padding lie outside the image.
         below = replace(window, s=s, place=_moved(window.place, moves), clean=False)
+    elif isinstance(rule, CopiedPad) and rule.mode == "circular":
+        below = replace(
+            window, place=replace(_moved(window.place, _before(rule)), period=rule.period)
+        )
     elif isinstance(rule, CopiedPad):
         below = copies_of(rule).pull(window)
     elif isinstance(rule, Interpolated):

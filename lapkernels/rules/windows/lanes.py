@@ -19,11 +19,21 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Place:
-    """Where the windows of a value lie: step and first start along each dimension, and width."""
+    """Where the windows of a value lie: step and first start along each dimension, and width.
+
+    Where there is a ``period``, an entry stands for that at its position modulo the period, so that
+    a window may go round. Along dimensions with period 0 there is nothing outside the image.
+    """
 
     step: tuple[int, ...]
     first: tuple[int, ...]
     width: tuple[int, ...]
+    period: tuple[int, ...] = ()
+
+    @property
+    def periods(self) -> tuple[int, ...]:
+        """The period along each dimension, 0 for none."""
+        return self.period or (0,) * len(self.width)
 
     def union(self, other: Place) -> Place:
         """The smallest windows that contain both."""
@@ -32,7 +42,8 @@ class Place:
             max(a + u, b + v)
             for a, u, b, v in zip(self.first, self.width, other.first, other.width, strict=True)
         ]
-        return Place(self.step, first, tuple(e - f for e, f in zip(ends, first, strict=True)))
+        width = tuple(e - f for e, f in zip(ends, first, strict=True))
+        return Place(self.step, first, width, self.period or other.period)
 
     def covers(self, image: Sequence[int]) -> bool:
         """Whether a window is no smaller than the image."""
@@ -80,11 +91,12 @@ class Lanes(ABC):
     def positions(self, place: Place, size: Sequence[int], device: torch.device) -> Tensor:
         """Flat position of each window entry in its image, [*width, L]; outside is prod(size)."""
         flat = outside = torch.zeros((), dtype=torch.long, device=device)
-        for d, length in enumerate(size):
+        for (d, length), period in zip(enumerate(size), place.periods, strict=True):
             start = self.starts(d, device) * place.step[d] + place.first[d]
             w = torch.arange(place.width[d], device=device)
             after = (1,) * (len(size) - 1 - d + start.dim())
             at = w.reshape(-1, *after) + start
+            at = at % period if period else at
             flat = flat * length + at
             outside = outside | (at < 0) | (at >= length)
         flat = torch.where(outside.bool(), prod(size), flat).flatten(len(size) + 1)
@@ -117,7 +129,12 @@ class Grid(Lanes):
 
     def gather(self, x: Tensor, place: Place) -> Tensor:
         places = zip(self.shape, place.step, place.first, place.width, strict=True)
-        view = cut(x, [(first, first + step * (n - 1) + width) for n, step, first, width in places])
+        ranges = [(first, first + step * (n - 1) + width) for n, step, first, width in places]
+        for d, period in enumerate(place.periods):
+            if period:
+                x = x.index_select(2 + d, torch.arange(*ranges[d], device=x.device) % period)
+                ranges[d] = (0, x.shape[2 + d])
+        view = cut(x, ranges)
         for d, width in enumerate(place.width):
             view = view.unfold(2 + d, width, max(1, place.step[d]))
         dims = len(self.shape)

@@ -58,12 +58,17 @@ class Window:
         entries = prod(size)
         out = self.s.new_zeros(columns, channels, entries + 1, self.s.shape[-1])
         flat = self.s.flatten(2, -2)
-        out.scatter_(2, index.expand(columns, channels, *index.shape), flat)
+        index = index.expand(columns, channels, *index.shape)
+        # Windows that go round may meet themselves.
+        out.scatter_add_(2, index, flat) if self.place.period else out.scatter_(2, index, flat)
         out = out[:, :, :entries].unflatten(3, (self.lanes.count, -1))
         return out.permute(0, 4, 3, 1, 2).reshape(-1, self.lanes.count, channels, *size)
 
     def squares(self, size: Sequence[int]) -> Tensor:
         """The sum of their squares over all columns, as images [N, C, *size]."""
+        pairs = zip(self.place.width, self.place.periods, strict=True)
+        if any(width > period > 0 for width, period in pairs):
+            return self.image(size).square().sum(0)
         index = self.lanes.positions(self.place, size, self.s.device).flatten(0, -2)  # [width, L]
         square = self.s.square().sum(0).flatten(1, -2)  # [C, width, L]
         index, square = (
@@ -88,7 +93,8 @@ def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
 
     Position t of the small grid is read at t * stride + k * dilation - offset of the large one,
     both relative to the start of their windows. Where a transposed convolution with gaps between
-    its taps has no input, the window is one entry that no tap reads.
+    its taps has no input, the window is one entry that no tap reads. A period is that of the large
+    grid divided by the stride on the small one: see ``keeps_period``.
     """
     below, offset = [], []
     for d, (step, first, width) in enumerate(
@@ -106,4 +112,8 @@ def through(geometry: Geometry, place: Place) -> tuple[Place, list[int]]:
         end = (first + width - 1 + pad) // stride
         below.append((step // stride, start, max(1, end - start + 1)))
         offset.append(first + pad - stride * start)
-    return Place(*(tuple(entry) for entry in zip(*below, strict=True))), offset
+    period: tuple[int, ...] = ()
+    if place.period:
+        pairs = zip(place.period, geometry.stride, strict=True)
+        period = tuple(p // s if geometry.transposed else p * s for p, s in pairs)
+    return Place(*(tuple(entry) for entry in zip(*below, strict=True)), period=period), offset

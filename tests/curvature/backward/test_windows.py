@@ -183,6 +183,24 @@ class Cropped(nn.Module):
         return self.last(both)[:, :, 1:, :-1].flip(3)
 
 
+class Torus(nn.Module):
+    """Circular padding with a skip, pooling, upsampling, and padding along one dimension only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        circular: Any = {"padding": 1, "padding_mode": "circular"}
+        self.first, self.low = nn.Conv2d(1, 2, 3, **circular), nn.Conv2d(2, 2, 3, **circular)
+        self.norm = nn.BatchNorm2d(2)
+        self.last, self.head = nn.Conv2d(4, 2, 3, **circular), nn.Conv2d(2, 1, (1, 3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm(self.first(x)).tanh()
+        low = self.low(nn.functional.max_pool2d(h, 2)).tanh()
+        wide = nn.functional.interpolate(low, scale_factor=2)
+        both = self.last(torch.cat([h, wide], 1)).tanh()
+        return self.head(nn.functional.pad(both, (1, 1, 0, 0), mode="circular"))
+
+
 def reshuffled() -> nn.Module:
     return nn.Sequential(
         *(nn.Conv2d(2, 2, 3, padding=1), nn.PixelUnshuffle(2), nn.Tanh(), nn.Conv2d(8, 4, 1)),
@@ -228,6 +246,9 @@ LOCAL: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "reshuffled": (reshuffled, (2, 2, 8, 10)),
     "reflect": (padded("reflect"), (2, 2, 12, 14)),
     "replicate": (padded("replicate", 2), (2, 2, 16, 17)),
+    "circular": (padded("circular"), (2, 2, 12, 14)),
+    "circular-wide": (padded("circular", 2), (1, 2, 24, 20)),
+    "torus": (Torus, (2, 1, 16, 12)),
     "far-padded": (far_padded, (1, 1, 12, 22)),
     "bilinear": (interpolated(scale_factor=2, mode="bilinear"), (2, 1, 9, 8)),
     "bilinear-3": (interpolated(size=(18, 24), mode="bilinear"), (1, 1, 6, 8)),
@@ -376,7 +397,7 @@ def test_kronecker_factors_and_blocks_take_windows_too(
 def test_locality_survives(name: str) -> None:
     """Columns come as windows to every convolution."""
     build, shape = LOCAL[name]
-    model, x = build(), torch.randn(shape)
+    model, x = build().eval(), torch.randn(shape)
     _, found = passes(model, x)
     (one,) = found
     with forced(windows=True, compressed=False):

@@ -54,6 +54,7 @@ CALLS: dict[str, Callable[[Any, Tensor], Tensor]] = {
     "clamp": lambda net, x: net.first(x).clamp(min=-0.2) + torch.clamp(net.first(x), max=0.3),
     "pow": lambda net, x: net.first(x) ** 2 + torch.pow(net.first(x), 3.0) + 2 ** net.first(x),
     "pad": lambda net, x: F.pad(net.first(x), (1, -1), value=2.0).tanh(),
+    "circular": lambda net, x: F.pad(net.first(x), (1, 2), "circular").tanh(),
     "reflected": lambda net, x: F.pad(net.first(x), (1, 1), "reflect").tanh(),
     "sum": lambda net, x: net.first(x).sum(-1, keepdim=True) * net.bias,
     "group_norm": lambda net, x: F.group_norm(
