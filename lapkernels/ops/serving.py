@@ -122,6 +122,17 @@ def short_rows_by_library(channels: int, width: int) -> bool:
 
 @row(
     "squared_conv_input, squared_conv_weight",
+    "torch's convolution",
+    "tensors on a GPU",
+    "not measured: a convolution of squares may use tensor cores, and the kernels do not",
+)
+def squared_convolution_by_library(on_cpu: bool) -> bool:
+    """Squaring one factor is cheap beside the convolution."""
+    return not on_cpu
+
+
+@row(
+    "squared_conv_input, squared_conv_weight",
     "torch's matrix product",
     "Linear layers; one tap, stride 1, no padding, one group",
     EPYC + "16",

@@ -152,8 +152,11 @@ def _library(
     channels = weight.shape[0] // groups if transposed else weight.shape[1]
     if serving.matrix_product_by_library(is_pointwise(weight.shape[2:], stride, padding, groups)):
         value = partial(_pointwise, m, weight, input_size, transposed)
-    elif serving.squared_conv_input_by_library(*sizes) or (
-        weight.dtype == torch.float32 and serving.short_rows_by_library(channels, input_size[-1])
+    elif (
+        serving.squared_convolution_by_library(m.is_cpu)
+        or serving.squared_conv_input_by_library(*sizes)
+        or weight.dtype == torch.float32
+        and serving.short_rows_by_library(channels, input_size[-1])
     ):
         taps = (input_size, stride, padding, dilation, groups, transposed)
         value = partial(_convolution, m, weight, *taps)

@@ -83,7 +83,10 @@ def _library(
 ) -> Computed:
     if serving.matrix_product_by_library(is_pointwise(kernel_size, stride, padding, groups)):
         return partial(_pointwise, small, large, kernel_size, square_small)
-    if serving.conv_weight_by_library(small.shape[2], large.shape[2], kernel_size, groups):
+    sizes = (small.shape[2], large.shape[2], kernel_size, groups)
+    if serving.squared_convolution_by_library(small.is_cpu) or serving.conv_weight_by_library(
+        *sizes
+    ):
         taps = (kernel_size, stride, padding, dilation, groups, square_small)
         return partial(_reference, small, large, *taps)
     return None

@@ -57,6 +57,9 @@ CALLS: dict[str, Callable[[], Tensor]] = {
     "squared_conv_input_by_library": lambda: ops.squared_conv_input(
         draw(2, 4, 6).abs(), draw(4, 3, 3), (6,), CONV
     ),
+    "squared_convolution_by_library": lambda: ops.squared_conv_weight(
+        draw(2, 4, 6).abs(), draw(2, 3, 6), CONV
+    ),
     "short_rows_by_library": lambda: ops.squared_conv_input(
         draw(2, 4, 6).abs(), draw(4, 3, 3), (6,), CONV
     ),
