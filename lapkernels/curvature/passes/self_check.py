@@ -280,6 +280,7 @@ def close(a: Tensor, b: Tensor, eps: float | None = None) -> bool:
     """Whether two predictions are the same up to rounding."""
     scale = float(b.abs().max()) if b.numel() else 0.0
     eps = torch.finfo(b.dtype).eps if eps is None else eps
+    a, b = widened(a), widened(b)
     return bool(torch.allclose(a, b, rtol=0, atol=min(1e4 * eps, 0.25) * scale, equal_nan=True))
 
 
