@@ -212,8 +212,8 @@ def draw(found: dict[str, Reconstruction]) -> Any:
         for ax, (title, (values, top, colors)) in zip(row, panels.items(), strict=True):
             left = name.replace(", ", ",\n") if title == "truth" else ""
             square = values.reshape(SIZE, SIZE)
-            shown = image(ax, square, title if row is axes[0] else "", left, vmin=0, vmax=top,
-                          cmap=colors)  # fmt: skip
+            head = title if name == next(iter(found)) else ""
+            shown = image(ax, square, head, left, vmin=0, vmax=top, cmap=colors)
             if colors == "viridis":
                 drawing.colorbar(shown, ax=ax, shrink=0.8)
     claim(drawing, "Tomography: the size of σ is right for Laplace; its shape is no better")

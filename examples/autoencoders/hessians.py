@@ -66,7 +66,7 @@ def run(
     error, likelihood, outputs = way(recipe, images, seed)
     shown = (images.new_x[:3], outputs.mean(0), outputs.std(0))
     print(seed, round(error, 2), round(likelihood, 2), flush=True)
-    parts = [report.rounded(x[:, 0], 2) for x in shown] if seed == 0 else []
+    parts = [report.rounded(x[:, 0], 3) for x in shown] if seed == 0 else []
     return {"scores": [error, likelihood], "pictures": parts}
 
 
@@ -99,12 +99,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 )
                 for seed in range(seeds)
             ]
-            first = row is axes[0]
+            first, top = name == next(iter(WAYS)), torch.tensor(found[0]["pictures"][2]).max()
             for part, title in enumerate(("input", "mean", "σ")):
                 for k in range(3):
                     values = torch.tensor(found[0]["pictures"][part][k])
-                    limits = {"vmin": 0, "vmax": 0.3, "cmap": "viridis"} if title == "σ" else {}
+                    limits = {"vmin": 0, "vmax": top, "cmap": "viridis"} if title == "σ" else {}
                     left = name if part == k == 0 else ""
+                    if part == 2 and k == 0:
+                        left = f"≤ {float(top):.2f}"
                     report.show(row[3 * part + k], values, title if first else "", left, **limits)
             scored = [one["scores"] for one in found]
             rows.append([name, *(report.spread([one[k] for one in scored], 1) for k in (0, 1))])
