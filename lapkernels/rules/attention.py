@@ -132,12 +132,13 @@ class Attention(Rule):
         if self.causal:
             seen = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
             scores.masked_fill_(~seen, float("-inf"))
-        if self.mask is not None:
-            mask = self.mask.tensor.expand(*q.shape[:-1], k.shape[-2])[rows]
-            if mask.dtype == torch.bool:
-                scores.masked_fill_(~mask, float("-inf"))
-            else:
-                scores += mask
+        if self.mask is None:
+            return scores.softmax(-1)
+        mask = self.mask.tensor.expand(*q.shape[:-1], k.shape[-2])[rows]
+        if mask.dtype == torch.bool:
+            scores.masked_fill_(~mask, float("-inf"))
+        else:
+            scores += mask
         blind = (scores == float("-inf")).all(-1, keepdim=True)
         return scores.softmax(-1).masked_fill_(blind, 0)
 

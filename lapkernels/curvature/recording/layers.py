@@ -155,7 +155,42 @@ def _layer(
     return call(recurrence, kind, z, y, p, first, before, list(constants), mask, *found)
 
 
+def _self_attention(
+    call: Call,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    width: int,
+    heads: int,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    bias_k: Tensor | None,
+    bias_v: Tensor | None,
+    zeros: bool,
+    dropout: float,
+    out_weight: Tensor,
+    out_bias: Tensor | None,
+    training: bool = True,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    **options: Any,
+) -> Any:
+    """Attention of [T, N, E] to itself, without masks: one product for queries, keys and values."""
+    same = key is query and value is query and query.dim() == 3 and weight is not None
+    masked = key_padding_mask is not None or attn_mask is not None or options.get("is_causal")
+    others = bias_k is not None or bias_v is not None or zeros or need_weights
+    if not same or masked or others or (training and dropout) or options.get("static_k"):
+        return NotImplemented
+    found = call(F.linear, query, weight, bias)
+    found = call(Tensor.unflatten, found, 2, (3, heads, width // heads))
+    q, k, v = call(Tensor.unbind, call(Tensor.permute, found, (2, 1, 3, 0, 4)), 0)
+    found = call(F.scaled_dot_product_attention, q, k, v)
+    found = call(Tensor.flatten, call(Tensor.permute, found, (2, 0, 1, 3)), 2)
+    return call(F.linear, found, out_weight, out_bias), None
+
+
 KINDS = {native: kind for kind, native in _NATIVE.items()}
 EXPANSIONS: dict[Any, Callable[..., Any]] = {
     native: partial(_recurrent, kind) for native, kind in KINDS.items()
-}
+} | {F.multi_head_attention_forward: _self_attention}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.curvature.recording.aliasing import version_of
-from lapkernels.curvature.recording.layers import EXPANSIONS
+from lapkernels.curvature.recording.layers import EXPANSIONS, KINDS
 from lapkernels.curvature.recording.operators import tensors_of
 from lapkernels.curvature.recording.packed import PACKING, Packing
 from lapkernels.curvature.recording.recorder import Recorder
@@ -167,7 +167,7 @@ class Shortcuts(Watch):
         for tensor in (*tensors_of(args), *tensors_of(kwargs.values())):
             self.check(tensor)
         known = len(recorder.values)
-        with mkldnn_off if func in EXPANSIONS else nullcontext(), recorder:
+        with mkldnn_off if func in KINDS else nullcontext(), recorder:
             out = func(*args, **kwargs)
         if recorder.has_met_unknown:
             # Saved by autograd inside a function, such as a transposed weight.

@@ -73,7 +73,8 @@ class Replay(Watch):
             return func(*args, **kwargs)
         expansion = EXPANSIONS.get(func)
         if expansion is not None:
-            return expansion(self._call, *args, **kwargs)
+            found = expansion(self._call, *args, **kwargs)
+            return self.fail() if found is NotImplemented else found
         step, numbers, tensors = next(self._steps, None), self._numbers, self._tensors
         if (
             step is None

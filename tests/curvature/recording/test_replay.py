@@ -18,6 +18,7 @@ from lapkernels.curvature.passes.passes import passes
 from lapkernels.curvature.recording import replay
 from tests.curvature import oracle
 from tests.curvature.functions import FUNCTIONS, tensors
+from tests.curvature.zoo import Network, params
 from tests.curvature.recording.test_zoo import templates, tensors_behind
 from tests.curvature.zoo.network import Net
 
@@ -169,3 +170,15 @@ def test_nothing_outlives_a_pass() -> None:
     del model
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("network", params("vision-transformer", "lstm-two-layers"))
+def test_layers_of_several_ops_are_replayed(network: Network, recorded: list[Any]) -> None:
+    model, x = network.make(torch.float64)
+    assert isinstance(x, Tensor)
+    for batch in (x, 2 * x, x - 1):
+        true = oracle.jacobians(model, batch, network.output)[0]
+        found = lk.diag(model, batch, "gaussian")
+        for name, rows in true.items():
+            torch.testing.assert_close(found[name], rows.square().sum((0, 1)).view_as(found[name]))
+    assert len(recorded) == 1
