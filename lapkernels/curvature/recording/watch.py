@@ -78,7 +78,7 @@ class Replay(Watch):
         step, numbers, tensors = next(self._steps, None), self._numbers, self._tensors
         if (
             step is None
-            or func is not step.func
+            or func != step.func
             or torch.is_grad_enabled() is not step.grad
             or not repeats(args, step.args, numbers)
             or tuple(kwargs) != step.names
