@@ -109,7 +109,11 @@ def cuda_objects(folder: Path, compiler: str) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     archs = os.environ.get("LAPKERNELS_CUDA_ARCHS", CUDA_ARCHS).split()
     codes = gencode(archs)
-    headers = [*ROOT.glob("csrc/*.h"), *ROOT.glob("csrc/cuda/*.h"), *ROOT.glob("csrc/cuda/*.cuh")]
+    headers = [
+        *ROOT.glob("csrc/*.h"),
+        *ROOT.glob("csrc/cuda/**/*.h"),
+        *ROOT.glob("csrc/cuda/**/*.cuh"),
+    ]
     newest = max(path.stat().st_mtime for path in headers)
 
     def build(source: Path) -> str:
@@ -121,7 +125,7 @@ def cuda_objects(folder: Path, compiler: str) -> list[str]:
         return str(target)
 
     with ThreadPoolExecutor(int(os.environ.get("MAX_JOBS") or os.cpu_count() or 1)) as pool:
-        return list(pool.map(build, sorted(ROOT.glob("csrc/cuda/*.cu"))))
+        return list(pool.map(build, sorted(ROOT.glob("csrc/cuda/**/*.cu"))))
 
 
 def cuda_runtime(compiler: str) -> list[str]:

@@ -86,7 +86,7 @@ def nvcc() -> str | None:
 def compiled_kernels(archs: Collection[str] = ARCHITECTURES) -> list[Kernel]:
     """All kernels, compiled for some architectures as the library is, sorted by name."""
     # Other files only put tasks together, and have no device code.
-    sources = [p for p in sorted(ROOT.glob("csrc/cuda/*.cu")) if "launch(" in p.read_text()]
+    sources = [p for p in sorted(ROOT.glob("csrc/cuda/**/*.cu")) if "launch(" in p.read_text()]
     chosen = {v: [arch for arch in own if arch in archs] for v, own in _MACHINES.items()}
     jobs = [(source, v, own) for source in sources for v, own in chosen.items() if own]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:

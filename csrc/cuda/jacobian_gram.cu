@@ -1,6 +1,6 @@
 #include "jacobian_gram.cuh"
 
-#include "jacobian_tiles.h"
+#include "product/jacobian_tiles.h"
 #include "ops.h"
 
 namespace lapkernels::cuda {

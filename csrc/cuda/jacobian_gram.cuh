@@ -6,7 +6,7 @@
 // whose sums stay in registers until the last tile.
 #pragma once
 
-#include "jacobian_tiles.cuh"
+#include "product/jacobian_tiles.cuh"
 
 namespace lapkernels::cuda {
 

@@ -5,7 +5,7 @@
 // 3 * rows * cols after it.
 #pragma once
 
-#include "jacobian_tiles.cuh"
+#include "product/jacobian_tiles.cuh"
 
 namespace lapkernels::cuda {
 

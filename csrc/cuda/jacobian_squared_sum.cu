@@ -1,7 +1,7 @@
 // D[a, b, k] = sum_{n, v} G_{n,v}[a, b, k]^2: a run of the tile sum is one sample and column, or as
 // many columns as fit in a tile beside the channels.
 #include "ops.h"
-#include "tile_sum.h"
+#include "product/tile_sum.h"
 
 namespace lapkernels::cuda {
 

@@ -1,6 +1,6 @@
 // A = sum_n sum_t x_{n,t} x_{n,t}ᵀ of the unfolded input's columns, which are never formed.
 #include "ops.h"
-#include "second_moment.h"
+#include "product/second_moment.h"
 
 namespace lapkernels::cuda {
 

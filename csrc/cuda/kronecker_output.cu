@@ -1,6 +1,6 @@
 // B = sum_{n,v} sum_t s_{n,v,t} s_{n,v,t}ᵀ.
 #include "ops.h"
-#include "second_moment.h"
+#include "product/second_moment.h"
 
 namespace lapkernels::cuda {
 

@@ -3,7 +3,7 @@
 #include <cmath>
 #include <vector>
 
-#include "launch.h"
+#include "base/launch.h"
 #include "ops.h"
 
 namespace lapkernels::cuda {

@@ -5,7 +5,7 @@
 // double, by one block.
 #pragma once
 
-#include "numbers.cuh"
+#include "base/numbers.cuh"
 
 namespace lapkernels::cuda {
 

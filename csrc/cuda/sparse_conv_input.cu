@@ -1,7 +1,7 @@
 // out[v, n, i, u] = sum_{o, t} W[o, i, k] s[v, n, o, t] for columns that share zeros. A GPU
 // multiplies these too: a tile that skipped them would leave most of its threads idle.
 #include "ops.h"
-#include "pull.h"
+#include "product/pull.h"
 
 namespace lapkernels::cuda {
 

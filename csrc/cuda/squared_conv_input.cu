@@ -1,6 +1,6 @@
 // m_in[i, u] = phi'(z[i, u])² sum_{o, t} m_out[o, t] W[o, i, k]².
 #include "ops.h"
-#include "pull.h"
+#include "product/pull.h"
 
 namespace lapkernels::cuda {
 

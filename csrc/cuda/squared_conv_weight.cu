@@ -1,7 +1,7 @@
 // D[a, b, k] = sum_n sum_t small[n, a, t] large[n, b, t, k]^2, or with the square on the other one:
 // one product over all samples and positions; factors are squared when stored to shared memory.
 #include "ops.h"
-#include "tile_sum.h"
+#include "product/tile_sum.h"
 
 namespace lapkernels::cuda {
 

@@ -1,6 +1,6 @@
 #include "squared_derivative.cuh"
 
-#include "launch.h"
+#include "base/launch.h"
 #include "ops.h"
 
 namespace lapkernels::cuda {

@@ -2,7 +2,7 @@
 // written four at a time where all three tensors allow it.
 #pragma once
 
-#include "activation.cuh"
+#include "base/activation.cuh"
 
 namespace lapkernels::cuda {
 

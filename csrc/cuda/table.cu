@@ -1,5 +1,5 @@
 // The table of CUDA kernels. Columns that share their zeros go through the dense product.
-#include "finish.cuh"
+#include "product/finish.cuh"
 #include "ops.h"
 
 namespace lapkernels::cuda {

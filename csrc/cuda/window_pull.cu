@@ -1,7 +1,7 @@
 // out[v, b, u, l] = f[b, u, l] sum_{a,k,t} W[a, b, k] s[v, a, t, l] for windows; the lanes l are
 // contiguous, in memory and so in a tile's positions.
 #include "ops.h"
-#include "pull.h"
+#include "product/pull.h"
 
 namespace lapkernels::cuda {
 

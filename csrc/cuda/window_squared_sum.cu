@@ -1,8 +1,8 @@
 #include "window_squared_sum.cuh"
 
-#include "finish.h"
+#include "product/finish.h"
 #include "ops.h"
-#include "tile_sum.h"
+#include "product/tile_sum.h"
 
 namespace lapkernels::cuda {
 

@@ -6,7 +6,7 @@
 // the squares are added over a block's lanes at its end.
 #pragma once
 
-#include "places.cuh"
+#include "base/places.cuh"
 
 namespace lapkernels::cuda {
 

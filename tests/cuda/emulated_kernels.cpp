@@ -1,21 +1,21 @@
 // One translation unit of all CUDA kernels and their launchers, for a C++ compiler.
 #include <dlfcn.h>
 
-#include "../../csrc/cuda/finish.cu"
+#include "../../csrc/cuda/product/finish.cu"
 #include "../../csrc/cuda/jacobian_gram.cu"
 #include "../../csrc/cuda/jacobian_squared_dot.cu"
 #include "../../csrc/cuda/jacobian_squared_sum.cu"
 #include "../../csrc/cuda/kronecker_input.cu"
 #include "../../csrc/cuda/kronecker_output.cu"
 #include "../../csrc/cuda/parameter_lists.cu"
-#include "../../csrc/cuda/pull.cu"
-#include "../../csrc/cuda/second_moment.cu"
+#include "../../csrc/cuda/product/pull.cu"
+#include "../../csrc/cuda/product/second_moment.cu"
 #include "../../csrc/cuda/sparse_conv_input.cu"
 #include "../../csrc/cuda/squared_conv_input.cu"
 #include "../../csrc/cuda/squared_conv_weight.cu"
 #include "../../csrc/cuda/squared_derivative.cu"
 #include "../../csrc/cuda/table.cu"
-#include "../../csrc/cuda/tile_sum.cu"
+#include "../../csrc/cuda/product/tile_sum.cu"
 #include "../../csrc/cuda/window_pull.cu"
 #include "../../csrc/cuda/window_squared_sum.cu"
 

@@ -4,9 +4,9 @@
 #include <memory>
 #include <vector>
 
-#include "csrc/cuda/finish.cu"
+#include "csrc/cuda/product/finish.cu"
 #include "csrc/cuda/jacobian_squared_sum.cu"
-#include "csrc/cuda/tile_sum.cu"
+#include "csrc/cuda/product/tile_sum.cu"
 
 using namespace lapkernels;
 

@@ -3,7 +3,7 @@
 #include <random>
 #include <string>
 
-#include "../../csrc/cuda/operands.h"
+#include "../../csrc/cuda/base/operands.h"
 
 using namespace lapkernels::cuda;
 

@@ -15,15 +15,15 @@ pytestmark = needs_compiler
 
 # (file, what it says, what it is made to say)
 MISTAKES = {
-    "none": ("correlate.cuh", "", ""),
+    "none": ("product/correlate.cuh", "", ""),
     "a barrier is missing": (
-        "correlate.cuh",
+        "product/correlate.cuh",
         "    if (step + 1 < steps) store(now ^ 1);\n    __syncthreads();\n",
         "    if (step + 1 < steps) store(now ^ 1);\n",
     ),
-    "off by one": ("places.cuh", "if (index >= count) {", "if (index > count) {"),
+    "off by one": ("base/places.cuh", "if (index >= count) {", "if (index > count) {"),
     "a wrong stride": (
-        "operands.h",
+        "base/operands.h",
         "w->stride[2 + d] = w->step[d] * o.unit[d];",
         "w->stride[2 + d] = o.unit[d];",
     ),

@@ -1,6 +1,6 @@
 #include "pull.h"
 
-#include "ops.h"
+#include "../ops.h"
 #include "tile_choice.h"
 
 namespace lapkernels::cuda {

@@ -6,7 +6,7 @@
 // double-buffered, so a step has one barrier. The order of additions depends on the sizes alone.
 #pragma once
 
-#include "places.cuh"
+#include "../base/places.cuh"
 #include "tile.cuh"
 
 namespace lapkernels::cuda {

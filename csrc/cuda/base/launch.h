@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels.h"
+#include "../kernels.h"
 #include "platform.cuh"
 
 namespace lapkernels::cuda {

@@ -4,7 +4,7 @@
 // A block computes a tile of channels times positions, the sum being over channels and taps.
 #pragma once
 
-#include "activation.cuh"
+#include "../base/activation.cuh"
 #include "correlate.cuh"
 
 namespace lapkernels::cuda {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "launch.h"
+#include "../base/launch.h"
 #include "tile.cuh"
 
 namespace lapkernels::cuda {

@@ -1,8 +1,8 @@
 // Host side of the second pass of split sums.
 #pragma once
 
-#include "launch.h"
-#include "operands.h"
+#include "../base/launch.h"
+#include "../base/operands.h"
 
 namespace lapkernels::cuda {
 

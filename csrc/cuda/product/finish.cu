@@ -1,7 +1,7 @@
 #include "finish.h"
 
 #include "finish.cuh"
-#include "ops.h"
+#include "../ops.h"
 
 namespace lapkernels::cuda {
 

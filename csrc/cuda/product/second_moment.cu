@@ -1,6 +1,6 @@
 #include "second_moment.h"
 
-#include "ops.h"
+#include "../ops.h"
 #include "position_sums.cuh"
 
 namespace lapkernels::cuda {

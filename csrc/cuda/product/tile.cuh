@@ -6,7 +6,7 @@
 // additions.
 #pragma once
 
-#include "numbers.cuh"
+#include "../base/numbers.cuh"
 
 namespace lapkernels::cuda {
 

@@ -1,8 +1,8 @@
 // Host side of pull.cuh.
 #pragma once
 
-#include "launch.h"
-#include "operands.h"
+#include "../base/launch.h"
+#include "../base/operands.h"
 #include "pull.cuh"
 
 namespace lapkernels::cuda {

@@ -2,7 +2,7 @@
 // thread an entry, neighbours on neighbouring lanes; each element is read once a tap.
 #pragma once
 
-#include "places.cuh"
+#include "../base/places.cuh"
 
 namespace lapkernels::cuda {
 

@@ -1,7 +1,7 @@
 // Element types, the type their sums are kept in, and vectors of four.
 #pragma once
 
-#include "kernels.h"
+#include "../kernels.h"
 #include "platform.cuh"
 
 namespace lapkernels::cuda {

@@ -5,7 +5,7 @@
 // The fewer elements, the larger the teams. Memory-bound, 4 bytes a flop; reads are coalesced.
 #pragma once
 
-#include "places.cuh"
+#include "../base/places.cuh"
 
 namespace lapkernels::cuda {
 
