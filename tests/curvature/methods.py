@@ -231,7 +231,9 @@ def _operators() -> Iterator[Variant]:
     def product(problem: check.Problem, options: dict[str, Any]) -> Any:
         like = next(iter(problem.model.parameters()))
         draws = options["generator"]
-        v = torch.randn(size(problem), 2, generator=draws, device=draws.device).to(like)
+        v = torch.randn(
+            size(problem), 2, generator=draws, device=draws.device, dtype=torch.float32
+        ).to(like)
         budget = {name: value for name, value in options.items() if name == "memory_budget"}
         return v, _called(lk.ggn_product, v)(problem, budget)
 
@@ -256,7 +258,10 @@ def _predictive() -> Iterator[Variant]:
     def call(function: Any, problem: check.Problem, options: dict[str, Any]) -> Any:
         draws, cpu = torch.Generator().manual_seed(0), torch.device("cpu")
         parameters = oracle.trainable(problem.model).items()
-        drawn = {n: torch.rand(p.shape, generator=draws, device=cpu) for n, p in parameters}
+        drawn = {
+            n: torch.rand(p.shape, generator=draws, device=cpu, dtype=torch.float32)
+            for n, p in parameters
+        }
         variance = {n: drawn[n].to(p) + 0.125 for n, p in parameters}
         found = function(problem.model, problem.x, variance, output=problem.output, **options)
         return torch.cat([v.flatten() for v in variance.values()]).double(), found

@@ -62,6 +62,21 @@ def test_nothing_is_made_on_the_default_device(id: str, variant: Variant) -> Non
     assert_no_default_device(lambda: variant.run(given))
 
 
+@pytest.mark.parametrize(("id", "variant"), CASES)
+def test_nothing_is_made_in_the_default_dtype(id: str, variant: Variant) -> None:
+    """The default dtype has few digits, so that a number kept in it by mistake shows."""
+    given = problem(id)
+    wanted = [*tensors(variant.run(given))]
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float16)
+    try:
+        found = [*tensors(variant.run(given))]
+    finally:
+        torch.set_default_dtype(default)
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("id", "variant"), CASES)
 def test_gpu_gives_what_the_cpu_gives(id: str, variant: Variant) -> None:
