@@ -57,14 +57,14 @@ class Uses:
         if self.exact or not uses:
             return exact if self.exact or not kinds else None
         if len(kinds) > 1 or any(not torch.equal(uses[0].entries, u.entries) for u in uses):
-            return exact if kinds == {True} else None if reduce else self._tied(m, exact)
+            return exact if kinds == {True} else self._tied(m, exact, reduce)
         a, b = self.factors(m, reduce)
         found = torch.zeros_like(exact)
         for group, entries in enumerate(uses[0].entries.flatten(1)):
             found[entries[:, None], entries] = torch.kron(b[group], a[group]).to(found)
         return found
 
-    def _tied(self, m: Tensor, exact: Tensor) -> Tensor | None:
+    def _tied(self, m: Tensor, exact: Tensor, reduce: bool) -> Tensor | None:
         """Of a table that is an embedding and the weight of layers to its rows; V is diagonal."""
         uses = [use for sample in self.samples for use in sample]
         table = next((use.entries for use in uses if use.embedding), None)
@@ -75,11 +75,14 @@ class Uses:
             return None
         u, w = torch.zeros(table.shape[2]), torch.zeros(table.shape[1], table.shape[1])
         for own, sample in zip(m, self.samples, strict=True):
-            positions = sum(use.jacobian.shape[3] for use in sample)
+            positions = len(sample) if reduce else sum(use.jacobian.shape[3] for use in sample)
             for use in sample:
                 assert use.x is not None
-                outer = torch.einsum("dgot,de,egpt->op", use.jacobian, own, use.jacobian)
-                inner = torch.einsum("git,gjt->ij", use.x, use.x)
+                j, x = use.jacobian, use.x
+                if reduce:
+                    j, x = j.sum(3, keepdim=True), x.mean(2, keepdim=True)
+                outer = torch.einsum("dgot,de,egpt->op", j, own, j)
+                inner = torch.einsum("git,gjt->ij", x, x)
                 rows, columns = (inner, outer) if use.embedding else (outer, inner)
                 u, w = u + rows.diagonal() / positions, w + columns
         found, entries = torch.zeros_like(exact), table.flatten()

@@ -25,7 +25,8 @@ For a weight that is applied at T positions of each sample, with inputs :math:`x
   .. math:: \tfrac1N \operatorname{diag}(\textstyle\sum_n \tfrac1R U_n) \otimes \sum_n W_n .
 
   Its factor ``input`` is on the side of the vocabulary and ``output`` on that of the features, as
-  an embedding's are; in ``expand`` only.
+  an embedding's are. In ``reduce`` s is a sum and e and x are means over the positions of a use,
+  and R counts uses.
 - A parameter that is added, a bias, has the only factor B [P, P].
 - A parameter that scales, such as the gain of a norm or the slope of PReLU, or is no weight of a
   product, has its exact block [P, P].

@@ -154,7 +154,9 @@ class KroneckerSums(ColumnSum):
             for columns, rows in use.chunks(s):
                 self._add_block(sums, share.jacobian(s[columns], rows))
         elif isinstance(use, WeightUse) and sums.kind is Tied:
-            norms = torch.linalg.vector_norm(use.arrange(s).flatten(0, -2), dim=0)
+            columns = use.arrange(s).flatten(2, -2)
+            columns = columns.sum(2) if self.reduce else columns
+            norms = torch.linalg.vector_norm(columns.flatten(0, -2), dim=0)
             assert sums.input is not None
             sums.input[0].addcmul_(norms, norms, value=1 / sums.positions)
         elif isinstance(use, WeightUse):
@@ -237,17 +239,9 @@ class KroneckerSums(ColumnSum):
             made = Sums(kind, (g, out, out), (g, features, features), layouts[0], g)
         elif kind is EmbeddingUse or kind is Tied:
             rows, width = parameter.shape
-            if self.reduce and kind is Tied:
-                raise Refused(
-                    _tied(
-                        name,
-                        "as a weight and as an embedding",
-                        "sharing='expand', diag, blocks and full",
-                    )
-                )
-            if self.reduce:
+            if self.reduce and kind is EmbeddingUse:
                 _check_size(name, rows, parameter, "sharing='expand', where it is diagonal,")
-            inputs = (1, rows, rows) if self.reduce else (1, rows)
+            inputs = (1, rows, rows) if self.reduce and kind is EmbeddingUse else (1, rows)
             order = strided_entries(parameter, (1, width, rows), (size, 1, width))
             made = Sums(kind, (1, width, width), inputs, order)
         else:
@@ -280,38 +274,46 @@ class KroneckerSums(ColumnSum):
         sums = self.sums[name]
         layers = [use for use in uses if isinstance(use, WeightUse)]
         tables = [use for use in uses if isinstance(use, EmbeddingUse)]
-        sums.positions = sum(use.positions for use in layers)
-        sums.positions += sum(token_indices(use).shape[1] for use in tables)
-        self._add_embedding_input(name, tables, sums.positions)
+        if self.reduce:
+            sums.positions = len(uses)
+        else:
+            sums.positions = sum(use.positions for use in layers)
+            sums.positions += sum(token_indices(use).shape[1] for use in tables)
+        self._add_embedding_input(name, tables)
         for use in layers:
             known = None if sums.output is None else sums.output.value
-            value = ops.kronecker_input(use.x(), use.geometry, scale=1.0)
+            scale = use.positions**-2.0 if self.reduce else 1.0
+            value = ops.kronecker_input(use.x(), use.geometry, reduce=self.reduce, scale=scale)
             sums.output = Total(value if known is None else known + value)
 
-    def _add_embedding_input(
-        self, name: str, uses: Sequence[EmbeddingUse], positions: int | None = None
-    ) -> None:
-        """Add the share of each token among the ``positions``, those of these uses by default."""
+    def _add_embedding_input(self, name: str, uses: Sequence[EmbeddingUse]) -> None:
+        """Add the share of each token, in all positions of these uses or of a tied weight's."""
         sums, parameter = self.sums[name], self.parameters[name]
         assert sums.input_size is not None
         total = sums.input
         if total is None:
             total = parameter.new_zeros(sums.input_size, dtype=wide(parameter.dtype))
+        sums.input = total
+        if sums.kind is Tied and self.reduce:
+            for use in uses:
+                tokens, weight = token_indices(use), tokens_read(use).to(total.dtype)
+                mean = total.new_zeros(len(tokens), total.shape[1])
+                mean.scatter_add_(1, tokens, weight / tokens.shape[1])
+                total[0] += mean.square_().sum(0) / sums.positions
+            return
         tokens = torch.cat([token_indices(use) for use in uses], 1)
-        count = len(tokens)
         read = torch.cat([tokens_read(use) for use in uses], 1)
-        weight = read.to(total.dtype) / (positions or tokens.shape[1])
+        weight = read.to(total.dtype) / (sums.positions or tokens.shape[1])
         if self.reduce:
-            mean = total.new_zeros(count, total.shape[1]).scatter_add_(1, tokens, weight)
+            mean = total.new_zeros(len(tokens), total.shape[1]).scatter_add_(1, tokens, weight)
             total += mean.T @ mean
         else:
             total[0].index_add_(0, tokens.flatten(), weight.flatten())
-        sums.input = total
 
     def _add_output(self, name: str, s: Tensor, geometry: Geometry, given: Tensor) -> None:
         """Add B of columns [V, N, O, *out] ([V, N, T, O] for Linear), a view of ``given``."""
         sums = self.sums[name]
-        if self.reduce and name in self._several:
+        if self.reduce and name in self._several and sums.kind is not Tied:
             sums.pending.append(features_last(s, geometry).sum(2))
             return
         view = features_last(s, geometry)
@@ -399,10 +401,10 @@ def _is_table(share: Share, parameter: Tensor) -> bool:
     return matrix_shape(use)[1:] == parameter.shape and matrix_entries(share, parameter) is None
 
 
-def _tied(name: str, how: str, instead: str = "diag, blocks and full") -> str:
+def _tied(name: str, how: str) -> str:
     return (
-        f"{name} has no Kronecker factors: it is used several times, {how}. {instead} work, or "
-        "leave it out with params="
+        f"{name} has no Kronecker factors: it is used several times, {how}. diag, blocks and full "
+        "work, or leave it out with params="
     )
 
 

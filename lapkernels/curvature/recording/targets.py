@@ -39,7 +39,18 @@ def with_targets(model: nn.Module, batches: Iterable[Batch]) -> Iterator[Batch]:
     """The batches, with ``labels`` among named inputs as the target of the model's outputs."""
     model = plain(model)
     for batch in batches:
-        yield _with_target(model, batch) if batch.kwargs else batch
+        named = _named(model, batch)
+        yield _with_target(model, named) if named.kwargs else named
+
+
+def _named(model: nn.Module, batch: Batch) -> Batch:
+    """A batch whose only input has the name it has in a model with a ``config``."""
+    if len(batch.args) != 1 or batch.kwargs or not hasattr(model, "config"):
+        return batch
+    first = next(iter(signature(model.forward).parameters.values()))
+    if first.kind is not Parameter.POSITIONAL_OR_KEYWORD:
+        return batch
+    return replace(batch, args=(), kwargs={first.name: batch.args[0]})
 
 
 def _with_target(model: nn.Module, batch: Batch) -> Batch:
@@ -184,15 +195,11 @@ def _check_tokens(likelihood: Categorical, f: Tensor, batch: Batch) -> None:
     """Raise where classes would be counted along tokens, or outputs at padding would count."""
     names = ("decoder_input_ids", "input_ids", "inputs_embeds")
     named = next((batch.kwargs[name] for name in names if name in batch.kwargs), None)
-    tokens = named if isinstance(named, Tensor) else None
-    if tokens is None and batch.args and isinstance(first := batch.args[0], Tensor):
-        whole = first.dim() == 2 and not first.is_floating_point()
-        tokens = first if whole and first.shape[1] != f.shape[2] else None
-    if tokens is None or f.shape[:2] != tokens.shape[:2]:
+    if not isinstance(named, Tensor) or f.shape[:2] != named.shape[:2]:
         return
     if likelihood.dim % 3 == 1:
         raise ValueError(
-            f"f has shape {tuple(f.shape)} for {tokens.shape[1]} tokens, so that its classes are "
+            f"f has shape {tuple(f.shape)} for {named.shape[1]} tokens, so that its classes are "
             "the last dimension: the likelihood is Categorical(dim=-1)"
         )
     if batch.target is None and _padding(batch.kwargs, f.shape[:2]) is not None:

@@ -22,6 +22,8 @@ MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0], [0, 1, 1, 1]])
 class Tagger(nn.Module):
     """Logits for each token, with a loss of labels ``shift`` positions further on."""
 
+    config = None
+
     def __init__(self, shift: int) -> None:
         super().__init__()
         torch.manual_seed(0)
@@ -113,6 +115,11 @@ def test_classes_of_tokens_are_last() -> None:
 
 
 REFUSED: dict[str, tuple[nn.Module, Any, str]] = {
+    "unshifted labels of an input without a name": (
+        Tagger(1),
+        (TOKENS, TOKENS),
+        "put them into the dict",
+    ),
     "unshifted labels beside the inputs": (
         Tagger(1),
         ({"input_ids": TOKENS}, TOKENS),
