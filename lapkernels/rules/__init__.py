@@ -19,6 +19,7 @@ from lapkernels.rules import (
     scattering,
     shape,
     softmax,
+    weight_norm,
 )
 from lapkernels.rules.base.local_gradient import LocalGradient
 from lapkernels.rules.base.rule import (
@@ -81,4 +82,5 @@ __all__ = [
     "scattering",
     "shape",
     "softmax",
+    "weight_norm",
 ]

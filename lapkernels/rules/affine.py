@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lapkernels import ops
 from lapkernels.ops import Geometry, skips_zeros
+from lapkernels.rules.base.derived import factors
 from lapkernels.rules.base.rule import (
     Call,
     Kept,
@@ -67,6 +68,15 @@ class Product(Rule):
         _differ(a, b)
         self.a = a.kept() if b.active else None
         self.b = b.kept() if a.active else None
+        alone = a.samples is None and b.samples is None
+        self.factors = (a.kept(), b.kept()) if alone else None
+
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        if self.factors is None:
+            return None
+        a, b = self.factors
+        found = factors(use, lambda: a.tensor, lambda: b.tensor)
+        return None if found is None else dict(enumerate(found))
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
         if index == 0:
@@ -158,7 +168,7 @@ class AffineProduct(Rule):
         _differ(bias, a, b)
         product = MatrixProduct if call.name == "aten::addmm" else BatchedProduct
         self.product = product(call, a, b)
-        self.bias_shape = bias.shape
+        self.bias_shape, self.shape = bias.shape, call.out.shape
         self.samples = self.product.samples
         where = self.samples[0]
         if bias.samples is not None:
@@ -170,6 +180,12 @@ class AffineProduct(Rule):
         self.uses = {index + 1: use for index, use in self.product.uses.items()}
         if where is not None and bias.is_weight:
             self.uses[0] = ScaleUse(bias.shape, where)
+
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        found = self.product.uses_behind(use)
+        if found is None or self.bias_shape != self.shape:
+            return None
+        return {0: use, **{index + 1: one for index, one in found.items()}}
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
         return self.product.pull(s, index - 1) if index else sum_to_shape(s, self.bias_shape)

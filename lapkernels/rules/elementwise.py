@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops.base.precision import wide
+from lapkernels.rules.base.derived import multiplied
 from lapkernels.rules.base.local_gradient import as_tuple, filler
 from lapkernels.rules.base.rule import (
     Call,
@@ -26,7 +27,7 @@ from lapkernels.rules.base.rule import (
     only,
     register_rule,
 )
-from lapkernels.rules.base.uses import ScaleUse
+from lapkernels.rules.base.uses import ScaleUse, Use
 
 _BY_AUTOGRAD = (
     *("softshrink", "hardshrink", "threshold", "celu", "selu", "log_sigmoid_forward", "square"),
@@ -63,6 +64,7 @@ class Elementwise(Rule):
         self.op = call.op
         self.operands: list[Kept] = [operand.kept() for operand in call.operands]
         self.same = call.same
+        self.weights = [k for k, operand in enumerate(call.operands) if operand.is_weight]
         self.shape = call.out.shape
         self.fill = filler(args, kwargs)
         where = self.samples[0]
@@ -84,6 +86,15 @@ class Elementwise(Rule):
                     total = total + self.partial(other)
                 result[index] = self._to(index, (one * total.square()).unsqueeze(0))[0]
         return result
+
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        shapes = [kept.tensor.shape for kept in self.operands]
+        found: dict[int, Use] = {}
+        for index in self.weights:
+            if not _is_whole(index, self.same, shapes, self.shape):
+                return None
+            found[index] = multiplied(use, tuple(self.shape), partial(self.partial, index))
+        return found
 
     def _to(self, index: int, s: Tensor) -> Tensor:
         operand = self.operands[index].tensor
@@ -178,6 +189,8 @@ class Sum(Rule):
         self.samples = (call.elementwise(),)
         self.shapes = [operand.shape for operand in call.operands]
         self.same = call.same
+        self.weights = [k for k, operand in enumerate(call.operands) if operand.is_weight]
+        self.shape, self.dtype, self.device = call.out.shape, call.out.dtype, call.out.device
         slots = [_coefficient(call.name, slot, alpha) for slot in range(len(args))]
         given = zip(args, slots, strict=True)
         self.coefficients = [c for value, c in given if isinstance(value, Operand)]
@@ -192,6 +205,16 @@ class Sum(Rule):
         c = self.coefficients[index]
         return sum_to_shape(s if c == 1 else s * c, self.shapes[index])
 
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        found: dict[int, Use] = {}
+        for index in self.weights:
+            if not _is_whole(index, self.same, self.shapes, self.shape):
+                return None
+            c = self.coefficients[index]
+            number = partial(torch.full, (), c, dtype=self.dtype, device=self.device)
+            found[index] = use if c == 1 else multiplied(use, tuple(self.shape), number)
+        return found
+
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         one = only(m)
         result: list[Tensor | None] = [None] * len(wanted)
@@ -201,6 +224,16 @@ class Sum(Rule):
                 value = (one if total * total == 1 else one * total**2).unsqueeze(0)
                 result[index] = sum_to_shape(value, self.shapes[index])[0]
         return result
+
+
+def _is_whole(
+    index: int,
+    same: Sequence[Sequence[int]],
+    shapes: Sequence[Sequence[int]],
+    out: Sequence[int],
+) -> bool:
+    """Whether an operand is neither broadcast nor stands twice."""
+    return [index] in same and tuple(shapes[index]) == tuple(out)
 
 
 def sum_to_shape(s: Tensor, shape: Sequence[int]) -> Tensor:

@@ -19,6 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lapkernels.rules.base.normalised import Gain, Normalised, has_channels
 from lapkernels.rules.base.rule import (
     Call,
     Kept,
@@ -49,19 +50,20 @@ class Affine(Rule):
     ) -> None:
         super().__init__()
         whole_weight(call, weight, bias)
-        if x.samples is None:
-            raise Unsupported("it normalises nothing but parameters")
         self.samples = call.place(x.samples, lambda where: along(where, dims, "it normalises"))
         self.x = x.kept()
         self.weight = None if weight is None else weight.kept()
         self.shape = shape
+        # The shapes of w and b and what multiplies them, by operand.
+        self.affine: dict[int, tuple[tuple[int, ...], Callable[[], Tensor] | None]] = {}
+        self.weights = [k for k, operand in enumerate(call.operands) if operand.is_weight]
         where = self.samples[0]
-        assert where is not None
         for index, operand in enumerate(call.operands):
-            if operand is weight and operand.active:
-                self.uses[index] = self._use(operand, where, self.standardised)
-            elif operand is bias and operand.active:
-                self.uses[index] = self._use(operand, where, None)
+            if operand is weight or operand is bias:
+                factor = self.standardised if operand is weight else None
+                self.affine[index] = operand.shape, factor
+                if where is not None and operand.active:
+                    self.uses[index] = self._use(operand, where, factor)
 
     def _use(self, operand: Operand, where: Samples, factor: Callable[[], Tensor] | None) -> Use:
         """Use of weight or bias, which InstanceNorm repeats for each sample."""
@@ -83,6 +85,30 @@ class Affine(Rule):
         """The normalised x, before weight and bias."""
         raise NotImplementedError
 
+    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return self._pull_x(s)
+        if index not in self.affine:
+            return None
+        shape, factor = self.affine[index]
+        value = s if factor is None else s * factor()
+        return sum_to_shape(value, self.shape).reshape(s.shape[0], *shape)
+
+    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
+        if index == 0:
+            return self._pull_x_diagonal(m)
+        if index not in self.affine:
+            return None
+        shape, factor = self.affine[index]
+        value = m if factor is None else m * factor().square()
+        return sum_to_shape(value.unsqueeze(0), self.shape)[0].reshape(shape)
+
+    def _pull_x(self, s: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _pull_x_diagonal(self, m: Tensor) -> Tensor:
+        raise NotImplementedError
+
     def _scaled(self, s: Tensor, squared: bool = False) -> Tensor:
         if self.weight is None:
             return s
@@ -101,30 +127,56 @@ class OwnStatistics(Affine):
     def standardised(self) -> Tensor:
         return self._grouped().reshape(self.x.tensor.shape)
 
+    @property
+    def _aligned(self) -> tuple[int, ...]:
+        """The shape of a statistic, broadcast against the view."""
+        return tuple(1 if d in self.dims else size for d, size in enumerate(self.view))
+
     def _statistic(self, kept: Kept) -> Tensor:
-        return kept.tensor.reshape(
-            [1 if d in self.dims else size for d, size in enumerate(self.view)]
-        )
+        return kept.tensor.reshape(self._aligned)
+
+    def _reciprocal(self) -> Tensor:
+        """r, broadcast against the view."""
+        return self._statistic(self.rstd)
+
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        shape, aligned = tuple(self.x.tensor.shape), self._aligned
+        gained = self.weight is None or self.shape == aligned[len(aligned) - len(self.shape) :]
+        fits = gained and self.view == shape and has_channels(use, aligned, shape)
+        if not fits:
+            return None
+        layout = (shape, use, aligned, self.mean is not None)
+        pulls = (self._pull_x, self._pull_x_diagonal)
+        found: dict[int, Use] = {}
+        for index in self.weights:
+            size, factor = self.affine.get(index, ((), None))
+            if index not in self.affine:
+                found[index] = Normalised(*layout, self.standardised, self._scale, *pulls)
+            elif factor is None:
+                return None
+            else:
+                found[index] = Gain(size, use, factor)
+        return found
+
+    def _scale(self) -> Tensor:
+        """What multiplies x - mean, one number for each channel."""
+        return self._scaled(self._reciprocal()).flatten()
 
     def _grouped(self) -> Tensor:
         x = self.x.tensor.reshape(self.view)
         if self.mean is not None:
             x = x - self._statistic(self.mean)
-        return x * self._statistic(self.rstd)
+        return x * self._reciprocal()
 
-    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
-        if index:
-            return None
+    def _pull_x(self, s: Tensor) -> Tensor:
         q = self._scaled(s).reshape(s.shape[0], *self.view)
         xh, dims = self._grouped(), [1 + d for d in self.dims]
         value = q - xh * (q * xh).mean(dims, keepdim=True)
         if self.mean is not None:
             value -= q.mean(dims, keepdim=True)
-        return value.mul_(self._statistic(self.rstd)).reshape(s.shape)
+        return value.mul_(self._reciprocal()).reshape(s.shape)
 
-    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
-        if index:
-            return None
+    def _pull_x_diagonal(self, m: Tensor) -> Tensor:
         q, xh, dims = self._scaled(m, True).reshape(self.view), self._grouped(), self.dims
         count = prod(self.view[d] for d in dims)
         square = xh.square()
@@ -134,7 +186,7 @@ class OwnStatistics(Affine):
             others += q.sum(dims, keepdim=True) + 2 * xh * (q * xh).sum(dims, keepdim=True)
             own = own + 1
         value = q * (1 - own * (2 / count)) + others / count**2
-        return (value * self._statistic(self.rstd).square()).reshape(m.shape)
+        return (value * self._reciprocal().square()).reshape(m.shape)
 
 
 @register_rule("aten::native_layer_norm", "aten::_fused_rms_norm")
@@ -225,11 +277,11 @@ class RunningStatistics(Affine):
     def standardised(self) -> Tensor:
         return (self.x.tensor - self.mean.tensor.reshape(self.shape)) * self.rstd
 
-    def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
-        return None if index else s * self._scaled(self.rstd)
+    def _pull_x(self, s: Tensor) -> Tensor:
+        return s * self._scaled(self.rstd)
 
-    def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
-        return None if index else m * self._scaled(self.rstd).square()
+    def _pull_x_diagonal(self, m: Tensor) -> Tensor:
+        return m * self._scaled(self.rstd).square()
 
 
 @register_rule(

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from lapkernels.ops.base.precision import wide
+from lapkernels.rules.base.derived import moved
 from lapkernels.rules.base.rule import Call, Operand, Rule, register_rule
 from lapkernels.rules.base.samples import MixesSamples, Samples, common
-from lapkernels.rules.base.uses import own_copy
+from lapkernels.rules.base.uses import Use, own_copy
 from lapkernels.rules.elementwise import sum_to_shape
 
 
@@ -57,6 +58,12 @@ class Movement(Rule):
     def one_to_one(self) -> bool:
         """Whether the op is one to one, so that there is a ``push``."""
         return self.pushed is not None
+
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        if self.pulled is None or self.pushed is None:
+            return None
+        transposed = isinstance(self, Permute) and list(self.order) == [1, 0]
+        return {0: moved(use, self.shape, self.pulled, self.pushed, transposed=transposed)}
 
     def diagonal(self, m: Sequence[Tensor | None], wanted: Sequence[bool]) -> list[Tensor | None]:
         columns = [None if one is None else one.unsqueeze(0) for one in m]

@@ -1,6 +1,6 @@
 """Softmax and its logarithm along a dimension, and gated linear units.
 
-softmax      d y_o / d x_i = y_o (delta_oi - y_i)
+softmax      d y_o / d x_i = y_o (delta_oi - y_i), 0 where a row is masked as a whole
 log softmax  d y_o / d x_i = delta_oi - p_i,    p = exp(y)
 glu          y = a sigmoid(b), x = (a, b)
 """

@@ -198,10 +198,13 @@ def hand_out_one(
 ) -> None:
     """Hand the columns at a node's result to its operand ``index``."""
     share = graph.shares.get((position, index))
-    if share is None:
-        waiting.append((graph.sample_nodes[position], index, out))
-    else:
+    if share is not None:
         collector.share(share, out)
+    elif (position, index) in graph.derived:
+        for share in graph.derived[position, index]:
+            collector.share(share, out)
+    else:
+        waiting.append((graph.sample_nodes[position], index, out))
 
 
 def pull_weights(graph: Graph, waiting: Waiting, columns: int, collector: Collector) -> None:

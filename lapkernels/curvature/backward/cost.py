@@ -97,7 +97,7 @@ def widest(graph: Graph, section: Section, once: frozenset[int] = frozenset()) -
             at.pop(id(node.outputs[0]), None)
         at.update((id(value), entries(value)) for value in node.wanted_inputs)
         most = max(most, sum(at.values()))
-        together = [node.inputs[i] for i in node.rule.uses if (position, i) not in graph.shares]
+        together = [node.inputs[i] for i in node.rule.uses if not graph.is_alone(position, i)]
         jacobians.update((id(value), prod(value.shape)) for value in together)
         for value in () if together else node.outputs:
             at.pop(id(value), None)
@@ -215,7 +215,7 @@ def cuts(graph: Graph) -> list[Cut]:
     values = {id(graph.trace.output): graph.trace.output}
     uses = [(p, index) for p, node in enumerate(graph.sample_nodes) for index in node.rule.uses]
     # Jacobians of a weight with several uses are added over all of them.
-    added = [position for position, index in uses if (position, index) not in graph.shares] or [0]
+    added = [position for position, index in uses if not graph.is_alone(position, index)] or [0]
     found = []
     for position in reversed(range(len(graph.sample_nodes))):
         node = graph.sample_nodes[position]

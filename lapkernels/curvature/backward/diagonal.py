@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from lapkernels.curvature.backward.chains import Found
-from lapkernels.curvature.backward.columns import go_back, naming
+from lapkernels.curvature.backward.columns import go_back, naming, put
 from lapkernels.curvature.backward.planner import plan_diagonal
-from lapkernels.curvature.errors import Refused
-from lapkernels.curvature.recording.graph import Graph, Share, once_per_graph
+from lapkernels.curvature.recording.graph import Graph, once_per_graph
 from lapkernels.curvature.recording.trace import Node, Value
-from lapkernels.rules import Use
+from lapkernels.rules.shape import Movement
 
 # What is at a value: a diagonal, and a gradient if both are pulled back. For an operand that stands
 # twice, the diagonal is counted once and the gradient twice.
@@ -30,6 +29,7 @@ def pull_diagonal(
     is fused with it if the layer can multiply by the squared derivative.
     """
     plan = plan_diagonal(graph)
+    weights: dict[int, Tensor] = {}
 
     def visit(position: int, node: Node, outs: list[Both | None]) -> Iterable[tuple[Value, Both]]:
         chain, first = plan.chains.get(position), outs[0]
@@ -38,7 +38,7 @@ def pull_diagonal(
             below, slope = chain.pull(diagonal, found, column, gradient)
             return [] if below is None else [(chain.below, (below, slope))]
         diagonals = [None if out is None else out[0] for out in outs]
-        hand_out_diagonal(graph, position, diagonals, found)
+        hand_out_diagonal(graph, position, diagonals, found, weights)
         before = plan.activations.get(position)
         activation = None if before is None else graph.sample_nodes[before]
         parts = diagonals_below(node, diagonals, activation)
@@ -56,6 +56,7 @@ def pull_diagonal(
 
     at: dict[int, Both] = {id(graph.trace.output): (m, g)}
     go_back(graph.sample_nodes, range(len(graph.sample_nodes)), at, visit, add=_added)
+    pull_weight_diagonals(graph, weights, found)
 
 
 def _added(known: Both, part: Both) -> Both:
@@ -89,6 +90,7 @@ def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:
     after the last op that reads it.
     """
     at: dict[int, Tensor] = {}
+    weights = _weight_variances(graph, variance)
     nodes, plan = graph.sample_nodes, plan_diagonal(graph)
     before = {position: nodes[below] for position, below in plan.activations.items()}
     passed = set(plan.activations.values())
@@ -106,7 +108,7 @@ def push_variance(graph: Graph, variance: Mapping[str, Tensor]) -> Tensor:
                 at.pop(id(value), None)
         results = nodes[position].outputs
         outputs = [value for value in results if value.active and id(value) in last]
-        pushed = _push(graph, position, known, outputs, before.get(position), variance)
+        pushed = _push(graph, position, known, outputs, before.get(position), weights)
         at.update(zip(map(id, outputs), pushed, strict=True))
     return at[id(graph.trace.output)]
 
@@ -117,54 +119,73 @@ def _push(
     known: list[Tensor | None],
     outputs: list[Value],
     before: Node | None,
-    variance: Mapping[str, Tensor],
+    weights: Mapping[int, Tensor],
 ) -> list[Tensor]:
-    """Variances at some results of a node from those known at its operands.
-
-    From a diagonal m at the results the rule computes D(m) at operands and parameters, linear in m.
-    The transpose maps variances v there to the gradient of <v, D(m)> in m, the same at every m.
-    """
-    direct = _pushed_directly(graph, position, known, before, variance)
+    """Variances at some results of a node from those known at its operands and at ``weights``."""
+    node = graph.sample_nodes[position]
+    own = {index: weights[id(node.inputs[index])] for index in node.rule.uses}
+    with naming(node):
+        x = {index: v for index, v in enumerate(known) if v is not None}
+        direct = node.rule.variance(x, own, None if before is None else before.rule)
     if direct is not None:
         return [direct]
-    node, like = graph.sample_nodes[position], graph.trace.prediction
-    m = {id(one): like.new_zeros(one.shape, dtype=one.dtype).requires_grad_() for one in outputs}
-    total: dict[int, Tensor] = {}
 
-    def add(diagonals: Sequence[Tensor], variances: Sequence[Tensor]) -> None:
-        found = torch.autograd.grad(diagonals, list(m.values()), variances, allow_unused=True)
-        for key, one in zip(m, found, strict=True):
-            if one is not None:
-                total[key] = total[key] + one if key in total else one
-
-    with naming(node), torch.enable_grad():
-        outs = [m.get(id(value)) for value in node.outputs]
-        hand_out_diagonal(graph, position, outs, lambda name, d: add([d], [variance[name]]))
+    def diagonals(outs: Sequence[Tensor | None]) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+        for index, use in node.rule.uses.items() if outs[0] is not None else ():
+            assert outs[0] is not None
+            yield use.squared(outs[0]), own[index]
         parts = diagonals_below(node, outs, before, [v is not None for v in known])
-        pairs = [(d, v) for d, v in zip(parts, known, strict=True) if d is not None]
-        if pairs:
-            add([d for d, _ in pairs], [v for _, v in pairs if v is not None])
-    return [total.get(key, one.detach()) for key, one in m.items()]
+        yield from zip(parts, known, strict=True)
+
+    return _transposed(graph, node, outputs, diagonals)
 
 
-def _pushed_directly(
+def _weight_variances(graph: Graph, variance: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Variances at weights, by their id, from those of parameters."""
+    at = {id(value): variance[name] for name, value in graph.trace.parameters.items()}
+    for node in graph.weight_nodes:
+        known = [at.get(id(value)) for value in node.inputs]
+        outputs = [value for value in node.outputs if value.active and id(value) in graph.readers]
+        rule = node.rule
+        if isinstance(rule, Movement) and rule.one_to_one and len(known) == 1:
+            assert known[0] is not None
+            at[id(node.outputs[0])] = rule.push(known[0])
+            continue
+
+        def diagonals(
+            outs: Sequence[Tensor | None], node: Node = node, known: list[Tensor | None] = known
+        ) -> Iterator[tuple[Tensor | None, Tensor | None]]:
+            parts = node.rule.diagonal(outs, [v is not None for v in known])
+            yield from zip(parts, known, strict=True)
+
+        at.update(zip(map(id, outputs), _transposed(graph, node, outputs, diagonals), strict=True))
+    return at
+
+
+def _transposed(
     graph: Graph,
-    position: int,
-    known: list[Tensor | None],
-    before: Node | None,
-    variance: Mapping[str, Tensor],
-) -> Tensor | None:
-    """The variances by the rule of a node with one result, if it has a formula."""
-    node = graph.sample_nodes[position]
-    weights: dict[int, Tensor] = {}
-    for index in node.rule.uses:
-        share = graph.shares.get((position, index))
-        if share is None:
-            return None
-        weights[index] = share.to_weight(variance[share.name])
-    x = {index: v for index, v in enumerate(known) if v is not None}
-    with naming(node):
-        return node.rule.variance(x, weights, None if before is None else before.rule)
+    node: Node,
+    outputs: list[Value],
+    diagonals: Callable[[Sequence[Tensor | None]], Iterable[tuple[Tensor | None, Tensor | None]]],
+) -> list[Tensor]:
+    """Variances at some results of a node.
+
+    From a diagonal m at the results the rule computes D(m) at operands and weights, linear in m:
+    ``diagonals`` yields each with the variance v there. The transpose maps these to the gradient of
+    <v, D(m)> in m, the same at every m.
+    """
+    like = graph.trace.prediction
+    m = {id(one): like.new_zeros(one.shape, dtype=one.dtype).requires_grad_() for one in outputs}
+    with naming(node), torch.enable_grad():
+        found = diagonals([m.get(id(value)) for value in node.outputs])
+        pairs = [(d, v) for d, v in found if d is not None and v is not None and d.requires_grad]
+        total: tuple[Tensor | None, ...] = (None,) * len(m)
+        if pairs:
+            given = ([d for d, _ in pairs], list(m.values()), [v for _, v in pairs])
+            total = torch.autograd.grad(*given, allow_unused=True)
+    return [
+        one.detach() if part is None else part for part, one in zip(total, m.values(), strict=True)
+    ]
 
 
 def inputs_behind(node: Node, before: Node | None) -> list[Value]:
@@ -194,23 +215,39 @@ def hand_out_diagonal(
     position: int,
     outs: Sequence[Tensor | None],
     found: Found,
+    weights: dict[int, Tensor],
 ) -> None:
-    """Hand every parameter of a node its share of a diagonal at the node's result."""
+    """Hand every parameter of a node its share of a diagonal at the node's result.
+
+    Shares of weights that are no parameter, or have other uses too, are added to ``weights``.
+    """
     node, out = graph.sample_nodes[position], outs[0]
     if out is None:
         return
     for index, use in node.rule.uses.items():
-        share = graph.shares.get((position, index)) or _moved(graph, node, index, use)
-        found(share.name, share.to_parameter(use.squared(out)))
+        share = graph.shares.get((position, index))
+        if share is None:
+            put(weights, node.inputs[index], use.squared(out))
+        else:
+            found(share.name, share.to_parameter(use.squared(out)))
 
 
-def _moved(graph: Graph, node: Node, index: int, use: Use) -> Share:
-    """The share of a parameter that reaches the op by movements only, whatever else reads it."""
-    value, chain = graph.behind_views(node.inputs[index], one_to_one=False)
-    if value.parameter is None:
-        raise Refused(
-            f"{node.where}: the approximate diagonal needs its weight to be a parameter, not an "
-            "expression of parameters; methods 'exact', 'mc' and 'empirical' and "
-            "predictive_variance work"
-        )
-    return Share(value.parameter, node.path, use, chain)
+def pull_weight_diagonals(graph: Graph, weights: dict[int, Tensor], found: Found) -> None:
+    """Pull the diagonals at weights, by their id, back to the parameters they are made from."""
+    if not weights:
+        return
+
+    def visit(
+        position: int, node: Node, outs: list[Tensor | None]
+    ) -> Iterable[tuple[Value, Tensor]]:
+        active = [value.active for value in node.inputs]
+        parts = node.rule.diagonal(outs, active)
+        for value, part, want in zip(node.inputs, parts, active, strict=True):
+            if want and part is not None:
+                yield value, part
+
+    go_back(graph.weight_nodes, range(len(graph.weight_nodes)), weights, visit)
+    for name, value in graph.trace.parameters.items():
+        if id(value) in weights:
+            # It may be a view of what another parameter gets.
+            found(name, weights[id(value)].clone())

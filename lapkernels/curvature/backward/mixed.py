@@ -19,7 +19,11 @@ from torch import Tensor
 
 from lapkernels.curvature.backward.carry import Plan, carry
 from lapkernels.curvature.backward.columns import Collector, arriving, go_back, put
-from lapkernels.curvature.backward.diagonal import diagonals_below, hand_out_diagonal
+from lapkernels.curvature.backward.diagonal import (
+    diagonals_below,
+    hand_out_diagonal,
+    pull_weight_diagonals,
+)
 from lapkernels.curvature.recording.graph import Graph
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.likelihoods import Columns
@@ -38,6 +42,7 @@ def pull_mixed(
     ``collector`` gets columns and ``found`` each parameter's share of a diagonal.
     """
     at: dict[int, Tensor] = {}
+    weights: dict[int, Tensor] = {}
 
     def ended(value: Value, squares: Tensor) -> None:
         put(at, value, squares)
@@ -60,10 +65,11 @@ def pull_mixed(
                 outs[index] = None
         if all(out is None for out in outs):
             return ()
-        hand_out_diagonal(graph, position, outs, found)
+        hand_out_diagonal(graph, position, outs, found, weights)
         return arriving(node, diagonals_below(node, outs))
 
     go_back(graph.sample_nodes, range(len(graph.sample_nodes)), at, visit)
+    pull_weight_diagonals(graph, weights, found)
 
 
 def _as_columns(m: Tensor, value: Value, first: int, last: int) -> Tensor:

@@ -1,7 +1,8 @@
 """All uses of each parameter in a recorded pass.
 
 A use is direct where its weight is the parameter itself or a one-to-one view of it (transposed,
-reshaped). For factors that are sums over uses, each direct use is enough.
+reshaped), or made from it such that it is a use of the parameter again, as for the factors of a
+product. For factors that are sums over uses, each direct use is enough.
 """
 
 from __future__ import annotations
@@ -47,16 +48,20 @@ def parameter_uses(graph: Graph) -> ParameterUses:
     for position, node in enumerate(graph.sample_nodes):
         for index, use in node.rule.uses.items():
             value, chain = graph.behind_views(node.inputs[index])
-            if value.parameter is None:
-                names = _behind(graph, value)
-                if isinstance(use, WeightUse | EmbeddingUse):
-                    maker = graph.makers.get(id(value), node)
-                    found.products.update({name: maker.where for name in names})
-                else:
-                    found.others.update(names)
-            else:
+            if value.parameter is not None:
                 share = Share(value.parameter, node.path, use, chain)
                 found.direct.setdefault(value.parameter, {})[position, index] = share
+                continue
+            known = {share.name: share for share in graph.derived.get((position, index), ())}
+            for name in _behind(graph, value):
+                share = known.get(name)
+                layer = isinstance(use, WeightUse | EmbeddingUse)
+                if share is not None and isinstance(share.use, WeightUse) >= layer:
+                    found.direct.setdefault(name, {})[position, index] = share
+                elif layer:
+                    found.products[name] = graph.makers.get(id(value), node).where
+                else:
+                    found.others.add(name)
     return found
 
 

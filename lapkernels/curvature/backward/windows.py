@@ -19,6 +19,7 @@ from lapkernels.curvature.backward.columns import (
     arriving,
     go_back,
     hand_out,
+    hand_out_one,
     pull_weights,
 )
 from lapkernels.curvature.backward.layout import Layout, Tile, layout_of, tiles
@@ -154,7 +155,8 @@ class _TileWalk:
         node = self.whole.graph.sample_nodes[position]
         share, size = self.whole.graph.shares.get((position, index)), node.outputs[0].shape[2:]
         if share is None:
-            self.waiting.append((node, index, window.image(size)))
+            image = window.image(size)
+            hand_out_one(self.whole.graph, position, index, image, self.collector, self.waiting)
         else:
             self.collector.window(share, window, size)
 

@@ -120,7 +120,7 @@ class KroneckerSums(ColumnSum):
     def begin(self, one: Pass) -> Pass:
         """Start a batch: sort the uses by kind, add the input factors, which need no columns."""
         uses = parameter_uses(one.graph)
-        shares: dict[Place, Share] = {}
+        handed: dict[Place, list[Share]] = {}
         self._several = set()
         for name in self.parameters:
             found = uses.direct.get(name, {})
@@ -132,7 +132,8 @@ class KroneckerSums(ColumnSum):
             if kind is Block and (several or name in uses.others):
                 # Cross terms between uses need the sum of their Jacobians.
                 continue
-            shares.update(found)
+            for place, share in found.items():
+                handed.setdefault(place, []).append(share)
             if several:
                 self._several.add(name)
             all_uses = [share.use for share in found.values()]
@@ -145,7 +146,11 @@ class KroneckerSums(ColumnSum):
                 self._add_tied_input(name, all_uses)
         # Other shares than the graph's, with a cache of their own.
         memo = one.graph.memo.setdefault("factors", {})
-        one = replace(one, graph=replace(one.graph, shares=shares, memo=memo))
+        known = one.graph.derived
+        shares = {place: some[0] for place, some in handed.items() if place not in known}
+        derived = {place: tuple(some) for place, some in handed.items() if place in known}
+        graph = replace(one.graph, shares=shares, derived=derived, memo=memo)
+        one = replace(one, graph=graph)
         return one.keeping() if self.reduce and self._several else one
 
     def share(self, share: Share, s: Tensor) -> None:

@@ -70,7 +70,8 @@ class Graph:
     """A recorded pass. ``weight_nodes`` are of parameters alone, ``sample_nodes`` of samples too.
 
     ``makers`` and ``readers`` are keyed by the id of a value; None among the readers is the caller
-    of the model. ``shares`` are keyed by the position among the sample nodes and by the operand.
+    of the model. ``shares`` are keyed by the position among the sample nodes and by the operand,
+    and so are ``derived``, the shares of all parameters from which ops make that operand.
     """
 
     trace: Trace
@@ -81,6 +82,7 @@ class Graph:
     readers: dict[int, list[Node | None]]
     # The position of a sample node, by its id.
     positions: dict[int, int]
+    derived: dict[tuple[int, int], tuple[Share, ...]] = field(default_factory=dict)
     # Cached functions of the nodes, also for replayed passes.
     memo: dict[Any, Any] = field(default_factory=dict)
 
@@ -105,7 +107,41 @@ class Graph:
                 if value.parameter is not None and graph.read_once(value):
                     share = Share(value.parameter, node.path, use, chain)
                     graph.shares[position, index] = share
+                elif value.parameter is None:
+                    shares = graph._behind(node.inputs[index], node.path, use)
+                    if shares is not None:
+                        graph.derived[position, index] = shares
         return graph
+
+    def _behind(self, value: Value, path: str, use: Use) -> tuple[Share, ...] | None:
+        """Shares of the parameters behind a value, if each has no other way to an op with samples.
+
+        None if some do, or if a rule does not say how its operands are used.
+        """
+        found: list[Share] = []
+        waiting: list[tuple[Value, Use]] = [(value, use)]
+        while waiting:
+            value, use = waiting.pop()
+            if not self.read_once(value):
+                return None
+            if value.parameter is not None:
+                found.append(Share(value.parameter, path, use))
+                continue
+            maker = self.makers.get(id(value))
+            if maker is None or maker.outputs[0] is not value:
+                return None
+            uses = maker.rule.uses_behind(use)
+            if uses is None:
+                return None
+            operands = [k for k, operand in enumerate(maker.inputs) if operand.active]
+            if any(k not in uses for k in operands):
+                return None
+            waiting += [(maker.inputs[k], uses[k]) for k in operands]
+        return tuple(found)
+
+    def is_alone(self, position: int, index: int) -> bool:
+        """Whether a weight goes to its parameters without regard to other uses of them."""
+        return (position, index) in self.shares or (position, index) in self.derived
 
     def read_once(self, value: Value) -> bool:
         """Whether one op alone reads a value, or only the caller."""
@@ -143,6 +179,7 @@ class Graph:
     def explicit(self) -> list[str]:
         """Parameters whose Jacobians are added in memory."""
         alone = {share.name for share in self.shares.values()}
+        alone |= {share.name for shares in self.derived.values() for share in shares}
         return [name for name in self.trace.parameters if name not in alone]
 
 

@@ -8,8 +8,8 @@ saved is copied just before it is overwritten.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from lapkernels.curvature.errors import Refused, SamplesLost, reference
 from lapkernels.curvature.recording.aliasing import Memory, storage_of
 from lapkernels.curvature.recording.operators import functional_of, operator_of, tensors_of, wrapped
+from lapkernels.curvature.recording.placing import Placing
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import (
     Call,
@@ -31,22 +32,19 @@ from lapkernels.rules import (
     Operand,
     RandomResult,
     Rule,
-    Samples,
     ScaleUse,
     Unsupported,
     builder_of,
     follow,
 )
-from lapkernels.rules.base.lift import Lift, expanded_samples
+from lapkernels.rules.base.lift import Lift
 from lapkernels.rules.memory import PartRead, PartWrite, Region
 
 
 class Recorder(TorchDispatchMode):
     """Sees every op below autograd and builds its rule."""
 
-    def __init__(
-        self, count: int, paths: Mapping[int, str], place_fresh: bool, edges: bool
-    ) -> None:
+    def __init__(self, count: int, paths: Mapping[int, str], edges: bool) -> None:
         super().__init__()
         self.count = count
         self.nodes: list[Node] = []
@@ -61,12 +59,12 @@ class Recorder(TorchDispatchMode):
         self.partial = False
         self._paths = paths
         self.entries = 0
-        self._place_fresh = place_fresh
         self._edges = edges
         self._pending: list[tuple[Node, list[Tensor]]] = []
         # Tensors stay alive while recording, so that an id means one tensor.
         self.values: dict[int, tuple[Value, Tensor]] = {}
         self.memory = Memory()
+        self._placing = Placing(self.nodes, self.memory, edges)
         # Chosen parameters by their storage.
         self._owners: dict[int, str] = {}
         # Views whose memory was written through another tensor after they were made.
@@ -184,6 +182,7 @@ class Recorder(TorchDispatchMode):
                 "the call, and not in the model"
             )
         self.has_written = True
+        self._placing.note_write(written)
         self._check_written(written, values)
         functional = name.removesuffix("_")
         self.memory.save(written)
@@ -288,10 +287,7 @@ class Recorder(TorchDispatchMode):
             return
         if not varies and not active:
             for out in outputs:
-                samples = self._fresh(out, values)
-                value = Value(
-                    out.shape, out.dtype, samples, False, None, without_grad, None, reached
-                )
+                value = Value(out.shape, out.dtype, None, False, None, without_grad, None, reached)
                 self.define(out, value)
             return
         if active and any([tensor.is_complex() for tensor in (*tensors, *outputs)]):
@@ -300,12 +296,8 @@ class Recorder(TorchDispatchMode):
                 self.hidden = True
                 raise SamplesLost(f"{self.where} computes with complex parameters")
         builder = builder or builder_of(name)
-        if self._place_fresh and name == "aten::expand" and not varies:
-            samples = expanded_samples(values[0].shape, outputs[0].shape, self.count)
-            if samples is not None:
-                builder, args, kwargs = Lift, args[:1], {"samples": samples}
         try:
-            rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
+            rule = self._rule(name, op, tensors, outputs, values, builder, args, kwargs)
         except SamplesLost as error:
             if self.count > 1:
                 self._lose(error, op, outputs)
@@ -313,7 +305,7 @@ class Recorder(TorchDispatchMode):
             values = [
                 self.lifted(tensor, value) for tensor, value in zip(tensors, values, strict=True)
             ]
-            rule = self._rule(name, op, args, kwargs, tensors, values, outputs, builder)
+            rule = self._rule(name, op, tensors, outputs, values, builder, args, kwargs)
         active = active and rule.differentiable
         self.pooled |= varies and any([samples is None for samples in rule.samples])
         results = []
@@ -328,6 +320,9 @@ class Recorder(TorchDispatchMode):
         if active:
             node = Node(name, self.path, values, results, rule)
             self.nodes.append(node)
+            if not varies:
+                rule_of = partial(self._rule, name, op, tensors, outputs)
+                self._placing.add(node, tensors, outputs, rule_of, (builder, args, kwargs))
             if self._edges and rule.uses:
                 self._pending.append((node, list(outputs)))
 
@@ -344,12 +339,12 @@ class Recorder(TorchDispatchMode):
         self,
         name: str,
         op: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
         tensors: list[Tensor],
-        values: list[Value],
         outputs: tuple[Tensor, ...],
+        values: list[Value],
         builder: Callable[..., Rule] | None,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
     ) -> Rule:
         keep = self.memory.keep
         operands = [
@@ -359,11 +354,10 @@ class Recorder(TorchDispatchMode):
         call = Call(name, op, operands, outputs, keep, self.count, _same(values))
         rest = iter(operands)
         given = wrapped(args, rest)
-        if kwargs:
-            kwargs = dict(zip(kwargs, wrapped(kwargs.values(), rest), strict=True))
+        named = dict(zip(kwargs, wrapped(kwargs.values(), rest), strict=True)) if kwargs else kwargs
         short = name.removeprefix("aten::")
         try:
-            rule = self._built(call, given, kwargs, builder)
+            rule = self._built(call, given, named, builder)
         except RandomResult as error:
             raise Refused(f"{short} in {self.where} {error}") from error
         except MixesSamples as error:
@@ -372,6 +366,8 @@ class Recorder(TorchDispatchMode):
             ) from error
         weights = any(value.active and value.samples is None for value in values)
         if weights and rule.differentiable:
+            if self._has_placed(call, rule, values):
+                return self._rule(name, op, tensors, outputs, values, builder, args, kwargs)
             self._account(call, rule)
         return rule
 
@@ -416,6 +412,16 @@ class Recorder(TorchDispatchMode):
                     f"argument {index} in a way that has no rule"
                 )
 
+    def _has_placed(self, call: Call, rule: Rule, values: list[Value]) -> bool:
+        """Whether a weight that has an entry for each sample got its samples placed."""
+        rank, placed = call.out.dim(), False
+        for index, use in rule.uses.items():
+            if isinstance(use, ScaleUse) and use.along is None and use.has_samples(rank):
+                where, value = use.samples, values[index]
+                where = where.at(where.dim - (rank - len(value.shape)))
+                placed |= self._placing.place(value, where)
+        return placed
+
     def notice_hooks(self) -> None:
         """Mark a hook on a tensor: only autograd knows how it changes gradients."""
         if any(tensor._backward_hooks for _, tensor in self.values.values()):
@@ -439,12 +445,6 @@ class Recorder(TorchDispatchMode):
     def where(self) -> str:
         """The module that runs, for messages."""
         return self.path or "the model"
-
-    def _fresh(self, out: Tensor, values: list[Value]) -> Samples | None:
-        """A constant made in the model, such as a first state, may have a row for each sample."""
-        if not self._place_fresh or values or self.count not in out.shape:
-            return None
-        return Samples(self.count, list(out.shape).index(self.count))
 
 
 @cache

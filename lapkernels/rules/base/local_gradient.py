@@ -12,17 +12,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lapkernels.rules.base.rule import Call, Kept, Operand, Rule
+from lapkernels.rules.base.rule import Call, Kept, Operand, Rule, Unsupported
 from lapkernels.rules.base.samples import MixesSamples, Samples, follow, units
 from lapkernels.rules.base.uses import GenericUse
 
 VECTORISED = frozenset(
     f"aten::{name}"
     for name in (
-        *("_weight_norm_interface", "_linalg_solve_ex", "linalg_inv_ex", "_trilinear"),
+        *("_linalg_solve_ex", "linalg_inv_ex", "_trilinear"),
         *("cumprod", "logcumsumexp", "grid_sampler_2d", "affine_grid_generator"),
     )
 )
+
+
+# Entries of a weight up to which its Jacobian is made for the approximate diagonal.
+LARGEST = 1 << 12
 
 
 class LocalGradient(Rule):
@@ -73,7 +77,14 @@ class LocalGradient(Rule):
             one, where = m[output], self.samples[output]
             if one is None:
                 continue
-            assert where is not None
+            if where is None:
+                if one.numel() > LARGEST:
+                    raise Unsupported(
+                        f"makes a weight of {one.numel()} numbers and has no rule for the "
+                        "approximate diagonal; methods 'exact', 'mc' and 'empirical' and "
+                        "predictive_variance work"
+                    )
+                where = follow(1, one.shape)
             for unit, entry in units(one, where):
                 s: list[Tensor | None] = [None] * len(m)
                 s[output] = unit.unsqueeze(0)
@@ -88,8 +99,7 @@ class LocalGradient(Rule):
 
     def _weighted(self, index: int, square: Tensor, entry: Tensor) -> Tensor:
         """Entries of sample n times entry[n]."""
-        where = self.placed[index]
-        assert where is not None
+        where = self.placed[index] or follow(1, square.shape)
         parts = where.split(square)
         value = parts * entry.reshape(-1, *(1 for _ in parts.shape[1:]))
         return where.join(value).reshape(square.shape)

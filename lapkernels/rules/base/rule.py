@@ -199,6 +199,13 @@ class Rule:
         """The diagonal at one operand from that at the first result; None if it is zero."""
         raise Unsupported("has no rule for the approximate diagonal")
 
+    def uses_behind(self, use: Use) -> dict[int, Use] | None:
+        """Uses of the operands that are weights, from the only use of the first result, a weight.
+
+        None: the Jacobian of the weight is made, and pulled back by ``columns``.
+        """
+        return None
+
     def slope(self) -> Slope:
         """The derivative of an activation of one operand."""
         raise NotImplementedError

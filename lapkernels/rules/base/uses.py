@@ -35,6 +35,19 @@ class Use(ABC):
         """Number of samples."""
         return self.samples.count
 
+    @property
+    def channels(self) -> int | None:
+        """The number of output channels C, if dimension 0 of the weight has one entry for each."""
+        return None
+
+    def channel_dots(self, s: Tensor, direction: Tensor | None = None) -> Tensor:
+        """sum_i G_{n,v}[c, i] direction[c, i] of each channel, [V, N, C]; a sum if it is None."""
+        raise NotImplementedError
+
+    def weighted_sum(self, s: Tensor, c: Tensor) -> Tensor:
+        """sum_{n,v} c[v, n] G_{n,v} with a number ``c`` [V, N, C] for each channel."""
+        raise NotImplementedError
+
     @abstractmethod
     def jacobian(self, s: Tensor, rows: slice = slice(None)) -> Tensor:
         """G of the samples in ``rows``, [V, n, *shape], from columns ``s`` [V, *out]."""
@@ -142,6 +155,35 @@ class WeightUse(Use):
         for known, one in zip(g, entry, strict=True):
             left, right = (x, one) if self.flipped else (one, x)
             known.view(-1, left.shape[2], right.shape[2]).baddbmm_(left.mT, right)
+
+    @property
+    def channels(self) -> int | None:
+        geometry = self.geometry
+        if self.flipped or geometry.transposed or geometry.padding_mode != "zeros":
+            return None
+        even = all(before == after for before, after in geometry.padding)
+        return self.shape[0] if even and (len(self.shape) == 2 or not geometry.is_linear) else None
+
+    def channel_dots(self, s: Tensor, direction: Tensor | None = None) -> Tensor:
+        # <G, d> = <s, d * x>: the layer with another weight.
+        x, geometry, entry = self.x(), self.geometry, self.arrange(s)
+        if geometry.is_linear:
+            z = x.sum(-1, keepdim=True) if direction is None else x @ direction.mT
+            return (entry * z).flatten(2, -2).sum(2)
+        weight = direction
+        if weight is None:
+            weight = x.new_ones(1, *self.shape[1:]).expand(geometry.groups, *self.shape[1:])
+        taps = (geometry.stride, [before for before, _ in geometry.padding], geometry.dilation)
+        weight = weight.reshape(*weight.shape[:2], *geometry.kernel_size)
+        no = [0] * len(geometry.kernel_size)
+        z = torch.convolution(x, weight, None, *taps, False, no, geometry.groups)
+        z = z.flatten(2).repeat_interleave(entry.shape[2] // z.shape[1], 1)
+        return torch.einsum("vncp,ncp->vnc", entry.flatten(3), z)
+
+    def weighted_sum(self, s: Tensor, c: Tensor) -> Tensor:
+        entry, last = self.arrange(s), self.geometry.is_linear
+        c = c[:, :, None] if last else c.reshape(*c.shape, *(1,) * (entry.dim() - 3))
+        return self.stored(ops.conv_weight((entry * c).sum(0), self.x(), self.geometry))
 
     def squared(self, m: Tensor) -> Tensor:
         entry = self.arrange(m.unsqueeze(0))[0]
