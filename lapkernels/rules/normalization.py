@@ -60,7 +60,7 @@ class Affine(Rule):
         where = self.samples[0]
         for index, operand in enumerate(call.operands):
             if operand is weight or operand is bias:
-                factor = self.standardised if operand is weight else None
+                factor = self.by_weight if operand is weight else None
                 self.affine[index] = operand.shape, factor
                 if where is not None and operand.active:
                     self.uses[index] = self._use(operand, where, factor)
@@ -84,6 +84,10 @@ class Affine(Rule):
     def standardised(self) -> Tensor:
         """The normalised x, before weight and bias."""
         raise NotImplementedError
+
+    def by_weight(self) -> Tensor:
+        """What multiplies the weight."""
+        return self.standardised()
 
     def pull(self, s: Tensor, index: int = 0) -> Tensor | None:
         if index == 0:

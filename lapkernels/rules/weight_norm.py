@@ -24,9 +24,8 @@ class WeightNorm(OwnStatistics):
         self.root = prod(v.shape[d] for d in self.dims) ** 0.5
         super().__init__(call, v, g, None, self._aligned, self.dims)
         self.norm = call.keep(call.outputs[1])
-        self.affine[1] = g.shape, self._direction
 
-    def _direction(self) -> Tensor:
+    def by_weight(self) -> Tensor:
         return self.x.tensor / self.norm.tensor.reshape(self._aligned)
 
     def _reciprocal(self) -> Tensor:

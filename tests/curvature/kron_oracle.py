@@ -8,8 +8,8 @@ parameter that is added has the factor B alone, and any other its exact block.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from math import inf, nan, prod
 from typing import Any
@@ -111,6 +111,29 @@ class Uses:
 Origins = dict[Value, dict[str, Tensor]]
 
 
+@dataclass(frozen=True)
+class Product:
+    """A weight a b [O, I]: two layers without a bias, one after the other."""
+
+    left: Value
+    right: Value
+    a: Tensor
+    b: Tensor
+
+    def uses(self, use: Use, origins: Origins) -> Iterator[tuple[str, Use]]:
+        """The uses of a and b, from that of the product."""
+        assert use.x is not None
+        for value, matrix in ((self.left, self.a), (self.right, self.b)):
+            view = _view(value, origins)
+            assert view is not None
+            entries = view.reshape(1, *matrix.shape)
+            if value is self.left:
+                yield _behind(value, origins)[0], replace(use, entries=entries, x=self.b @ use.x)
+            else:
+                s = torch.einsum("or,dgot->dgrt", self.a, use.jacobian)
+                yield _behind(value, origins)[0], replace(use, entries=entries, jacobian=s)
+
+
 def uses(passes: Sequence[Recorded]) -> dict[str, Uses]:
     """The uses of every parameter."""
     found = {name: Uses([[] for _ in passes]) for name in passes[0].parameters}
@@ -122,14 +145,23 @@ def uses(passes: Sequence[Recorded]) -> dict[str, Uses]:
             value: {name: torch.eye(value.numel, dtype=torch.float64)}
             for name, value in one.parameters.items()
         }
+        products: dict[Value, Product] = {}
         for op in one.ops:
             weights = [index for index, value in enumerate(op.inputs) if value in origins]
             if len(weights) == len(op.inputs) and not _is_layer(op, origins):
                 _extend(op, origins)
+                _note_product(op, origins, products)
                 continue
             if not op.outputs[0].columns or not op.outputs[0].numel:
                 continue
             for index in weights:
+                product = products.get(op.inputs[index])
+                if product is not None:
+                    whole = _use(op, index, origins, torch.arange(op.inputs[index].numel))
+                    assert whole is not None
+                    for name, use in product.uses(whole, origins):
+                        found[name].add(n, use)
+                    continue
                 names = _behind(op.inputs[index], origins)
                 use = _use(op, index, origins)
                 for name in names:
@@ -192,6 +224,16 @@ def _extend(op: Op, origins: Origins) -> None:
                 total[name] = total[name] + part if name in total else part
 
 
+def _note_product(op: Op, origins: Origins, products: dict[Value, Product]) -> None:
+    """Note a product of two parameters, and its transposed view."""
+    if _name(op) == "mm" and all(_view(value, origins) is not None for value in op.inputs):
+        tensors = [argument(op, place, value) for place, value in enumerate(op.inputs)]
+        if len(tensors) == 2 and tensors[0] is not None and tensors[1] is not None:
+            products[op.outputs[0]] = Product(*op.inputs, *tensors)
+    elif _name(op) == "t" and op.inputs[0] in products:
+        products[op.outputs[0]] = products[op.inputs[0]]
+
+
 def _behind(value: Value, origins: Origins) -> list[str]:
     return [name for name, j in origins[value].items() if j.any()]
 
@@ -207,10 +249,13 @@ def _view(value: Value, origins: Origins) -> Tensor | None:
     return j.argmax(1)
 
 
-def _use(op: Op, index: int, origins: Origins) -> Use | None:
-    """A weight or a summand that is a parameter's entries in some order, or None."""
+def _use(op: Op, index: int, origins: Origins, view: Tensor | None = None) -> Use | None:
+    """A weight or a summand that is a parameter's entries in some order, or None.
+
+    ``view`` has that order if it is known.
+    """
     weight, out = op.inputs[index], op.outputs[0]
-    view, layout = _view(weight, origins), _layout(op, weight)
+    view, layout = _view(weight, origins) if view is None else view, _layout(op, weight)
     if view is None or layout is None:
         return None
     of_weight, of_output = layout

@@ -71,9 +71,6 @@ class Reason:
 
 
 REASONS = {
-    "a": Reason("expression of parameters", "a weight is computed from parameters",
-        "where it is made only a diagonal of M is known, which says nothing of them: `exact`, `mc` "
-        "or `empirical`"),
     "b": Reason("derivative.*not implemented|cannot be differentiated twice",
         "torch has no second derivative of an op",
         "products with a Jacobian go by it too: everything else works"),

@@ -72,8 +72,6 @@ test_across_samples_is_refused = check.each_refused([
 
 
 VECTORISED: dict[str, list[Case]] = {
-    "aten::_weight_norm_interface": case("weight-norm", aten._weight_norm_interface.default,
-        lambda: (x(3, 2), x(3, 1))),
     "aten::_linalg_solve_ex": case("solve", aten._linalg_solve_ex.default,
         lambda: (x(3, 2, 2), x(3, 2, 2))),
     "aten::linalg_inv_ex": case("inverse", aten.linalg_inv_ex.default, lambda: (x(3, 2, 2),)),

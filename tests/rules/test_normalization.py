@@ -50,6 +50,7 @@ CASES: list[Case] = [
         lambda: (x(3, 4, 2, 2), w(4), w(4), 3, 4, 4, 2, 1e-5)),
     *case("group-merged", aten.native_group_norm.default,
         lambda: (x(6, 4, 3, inner=2), w(4), w(4), 6, 4, 3, 1, 1e-2)),
+    *case("weight-norm", aten._weight_norm_interface.default, lambda: (x(3, 4), k(_double(3, 1)))),
     *case("group-plain", aten.native_group_norm.default,
         lambda: (x(3, 4, 3), None, None, 3, 4, 3, 2, 1e-5)),
 ]  # fmt: skip

@@ -20,7 +20,10 @@ from lapkernels.curvature.recording.aliasing import Memory, storage_of
 from lapkernels.curvature.recording.trace import Node, Value
 from lapkernels.rules import Rule, Samples
 from lapkernels.rules.base.lift import Lift
+from lapkernels.rules.shape import Movement
 
+# Ops that are layers if a constant is their data, also in a batch of one.
+LAYERS = ("aten::mm", "aten::addmm", "aten::linear")
 # Ways to place the operands of one op that are tried.
 TRIED = 32
 
@@ -74,6 +77,8 @@ class Placing:
         if made is None or self._is_read(value, reader):
             return False
         node = made.node
+        if where.count == 1 and not isinstance(node.rule, Movement) and node.name not in LAYERS:
+            return False
         if node.name == "aten::expand" and _is_repeated(node, where.dim):
             rule = made.rule_of(node.inputs, Lift, made.tensors[:1], {"samples": where})
             return self._commit(made, node.inputs, rule)

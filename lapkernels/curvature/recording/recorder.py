@@ -416,8 +416,12 @@ class Recorder(TorchDispatchMode):
         """Whether a weight that has an entry for each sample got its samples placed."""
         rank, placed = call.out.dim(), False
         for index, use in rule.uses.items():
-            if isinstance(use, ScaleUse) and use.along is None and use.has_samples(rank):
-                where, value = use.samples, values[index]
+            if not isinstance(use, ScaleUse) or use.along is not None:
+                continue
+            value, where = values[index], use.samples
+            if self.count == 1:
+                placed |= self._placing.place(value, follow(1, value.shape))
+            elif use.has_samples(rank):
                 where = where.at(where.dim - (rank - len(value.shape)))
                 placed |= self._placing.place(value, where)
         return placed

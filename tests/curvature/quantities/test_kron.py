@@ -192,7 +192,6 @@ def test_a_parameter_that_is_not_used_has_a_block_of_zeros() -> None:
     ("id", "name", "words"),
     [
         ("weight-norm", "original0", "makes a weight out of it"),
-        ("low-rank-adapter", "a", "mm in the model"),
         ("autoencoder-tied", "encoder.weight", "different layouts"),
         ("cosine-classifier", "w", "div in the model"),
     ],
