@@ -8,7 +8,7 @@ as samples.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from typing import Any
 
@@ -94,6 +94,16 @@ class Placing:
                 return self._commit(made, values, rule)
         return False
 
+    def place_any(self, values: Sequence[Value], count: int) -> bool:
+        """Place one of the weights among the operands of an op that cannot follow the samples."""
+        return any(
+            self.place(value, Samples(count, dim))
+            for value in values
+            if value.active and value.samples is None
+            for dim, size in enumerate(value.shape)
+            if size == count
+        )
+
     def _placed(self, made: Made, where: Samples) -> Iterator[list[Value]]:
         """Ways to place the operands, of which at least one has samples."""
         size = where.count * where.outer * where.inner
@@ -138,7 +148,7 @@ class Placing:
 
 def _at(value: Value, samples: Samples) -> Value:
     """A value with samples."""
-    return Value(value.shape, value.dtype, samples, value.active, None, value.without_grad)
+    return replace(value, samples=samples)
 
 
 def _is_repeated(node: Node, dim: int) -> bool:

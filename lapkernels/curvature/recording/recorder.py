@@ -361,6 +361,8 @@ class Recorder(TorchDispatchMode):
         except RandomResult as error:
             raise Refused(f"{short} in {self.where} {error}") from error
         except MixesSamples as error:
+            if self.count > 1 and self._placing.place_any(values, self.count):
+                return self._rule(name, op, tensors, outputs, values, builder, args, kwargs)
             raise SamplesLost(
                 f"{short} in {self.where} cannot be followed sample by sample: {error}"
             ) from error
