@@ -32,19 +32,22 @@ from lapkernels.rules import (
     Operand,
     RandomResult,
     Rule,
+    Samples,
     ScaleUse,
     Unsupported,
     builder_of,
     follow,
 )
-from lapkernels.rules.base.lift import Lift
+from lapkernels.rules.base.lift import Lift, expanded_samples
 from lapkernels.rules.memory import PartRead, PartWrite, Region
 
 
 class Recorder(TorchDispatchMode):
     """Sees every op below autograd and builds its rule."""
 
-    def __init__(self, count: int, paths: Mapping[int, str], edges: bool) -> None:
+    def __init__(
+        self, count: int, paths: Mapping[int, str], place_fresh: bool, edges: bool
+    ) -> None:
         super().__init__()
         self.count = count
         self.nodes: list[Node] = []
@@ -59,6 +62,7 @@ class Recorder(TorchDispatchMode):
         self.partial = False
         self._paths = paths
         self.entries = 0
+        self._place_fresh = place_fresh
         self._edges = edges
         self._pending: list[tuple[Node, list[Tensor]]] = []
         # Tensors stay alive while recording, so that an id means one tensor.
@@ -287,7 +291,10 @@ class Recorder(TorchDispatchMode):
             return
         if not varies and not active:
             for out in outputs:
-                value = Value(out.shape, out.dtype, None, False, None, without_grad, None, reached)
+                samples = self._fresh(out, values)
+                value = Value(
+                    out.shape, out.dtype, samples, False, None, without_grad, None, reached
+                )
                 self.define(out, value)
             return
         if active and any([tensor.is_complex() for tensor in (*tensors, *outputs)]):
@@ -296,6 +303,10 @@ class Recorder(TorchDispatchMode):
                 self.hidden = True
                 raise SamplesLost(f"{self.where} computes with complex parameters")
         builder = builder or builder_of(name)
+        if self._place_fresh and name == "aten::expand" and not varies:
+            samples = expanded_samples(values[0].shape, outputs[0].shape, self.count)
+            if samples is not None:
+                builder, args, kwargs = Lift, args[:1], {"samples": samples}
         try:
             rule = self._rule(name, op, tensors, outputs, values, builder, args, kwargs)
         except SamplesLost as error:
@@ -451,6 +462,12 @@ class Recorder(TorchDispatchMode):
     def where(self) -> str:
         """The module that runs, for messages."""
         return self.path or "the model"
+
+    def _fresh(self, out: Tensor, values: list[Value]) -> Samples | None:
+        """A constant made in the model, such as a first state, may have a row for each sample."""
+        if not self._place_fresh or values or self.count not in out.shape:
+            return None
+        return Samples(self.count, list(out.shape).index(self.count))
 
 
 @cache

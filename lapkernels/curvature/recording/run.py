@@ -29,24 +29,40 @@ def record(
     With ``keep_graph`` autograd's graph is kept, with ``edges`` also its edge to every op that uses
     a weight.
     """
+    # Of recurrent layers that are recorded step by step, first states are made in the model.
+    placed = subject.contents.recurrent and (edges or subject.watched)
+    try:
+        return _record(subject, batch, placed, edges, keep_graph)
+    except SamplesLost:
+        return _record(subject, batch, not placed, edges, keep_graph)
+
+
+def _record(
+    subject: Subject,
+    batch: Batch,
+    place_fresh: bool,
+    edges: bool,
+    keep_graph: bool,
+) -> Trace:
     # Edges are known op by op only.
     if not subject.watched and not edges:
         try:
-            return _trace(subject, batch, edges, keep_graph)
+            return _trace(subject, batch, place_fresh, edges, keep_graph)
         except Unseen:
             subject.watched = True
-    return _trace(subject, batch, edges, keep_graph)
+    return _trace(subject, batch, place_fresh, edges, keep_graph)
 
 
 def _trace(
     subject: Subject,
     batch: Batch,
+    place_fresh: bool,
     edges: bool,
     keep_graph: bool,
 ) -> Trace:
     start = Start.of(subject, batch)
     count = start.count
-    recorder = Recorder(count, subject.runner.paths, edges)
+    recorder = Recorder(count, subject.runner.paths, place_fresh, edges)
     where = Samples(count)
     for tensor in start.tensors:
         samples = follow(1, tensor.shape) if count == 1 else where
@@ -65,7 +81,7 @@ def _trace(
     with torch.enable_grad():
         if isinstance(watch, Shortcuts):
             watch.check(output)
-            calls = watch.calls(output)
+            calls = None if place_fresh else watch.calls(output)
         value = _output(recorder, output)
     recorder.notice_hooks()
     recorder.settle()

@@ -5,12 +5,13 @@ The Jacobian of the weight is then the column, summed over the repeated dimensio
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from lapkernels.rules.base.rule import Call, Operand, Rule
-from lapkernels.rules.base.samples import Samples
+from lapkernels.rules.base.samples import Samples, follow
 from lapkernels.rules.base.uses import ScaleUse
 
 
@@ -29,3 +30,12 @@ class Lift(Rule):
 
     def pull_diagonal(self, m: Tensor, index: int = 0) -> Tensor | None:
         return None
+
+
+def expanded_samples(weight: Sequence[int], out: Sequence[int], count: int) -> Samples | None:
+    """Where an expanded weight has one copy for each sample, if it has."""
+    new = len(out) - len(weight)
+    for dim, size in enumerate(out):
+        if size == count and (dim < new or weight[dim - new] == 1):
+            return follow(1, out) if count == 1 else Samples(count, dim)
+    return None
