@@ -55,6 +55,12 @@ def tokens(padded: bool = True) -> dict[str, Tensor]:
     return {"input_ids": found * mask, "attention_mask": mask}
 
 
+def typed() -> dict[str, Tensor]:
+    """With the types that a tokenizer of pairs of sentences gives."""
+    found = tokens()
+    return {**found, "token_type_ids": found["attention_mask"].cumsum(1) // 3}
+
+
 def pair() -> dict[str, Tensor]:
     return {**tokens(), "decoder_input_ids": torch.randint(3, VOCABULARY, (3, 3))}
 
@@ -101,8 +107,13 @@ ROWS: dict[str, Row] = {
     **_both("Mistral", {**GROUPED, "sliding_window": 3}, SINGLE),
     "T5-encoder": Row("T5EncoderModel", "T5", T5, output="last_hidden_state", tolerance=SINGLE),
     "T5": Row("T5ForConditionalGeneration", "T5", T5, pair, tolerance=SINGLE),
+    "BERT": Row("BertForSequenceClassification", "Bert", ENCODER, typed),
+    "BERT-masked": Row("BertForMaskedLM", "Bert", ENCODER, typed),
+    "BERT-tokens": Row("BertForTokenClassification", "Bert", ENCODER, typed),
     "RoBERTa": Row("RobertaForSequenceClassification", "Roberta", ENCODER),
     "DistilBERT": Row("DistilBertForSequenceClassification", "DistilBert", DISTILLED),
+    "ALBERT": Row("AlbertForSequenceClassification", "Albert", NARROW, typed),
+    "ELECTRA": Row("ElectraForSequenceClassification", "Electra", NARROW, typed),
     "DeBERTa": Row(
         "DebertaForSequenceClassification", "Deberta", RELATIVE, tolerance=SINGLE
     ),
@@ -119,9 +130,9 @@ ROWS: dict[str, Row] = {
     "Whisper-encoder": Row("WhisperForAudioClassification", "Whisper", WHISPER, sounds),
 }  # fmt: skip
 # The quick suite has one of each kind.
-QUICK = ("GPT2", "GPT2-lm", "Llama-tied-lm", "Gemma", "Mistral", "T5", "RoBERTa", "DeBERTa")
+QUICK = ("GPT2", "GPT2-lm", "Llama-tied-lm", "Gemma", "Mistral", "T5", "BERT", "RoBERTa", "DeBERTa")
 DECODERS = [f"{name}{end}" for name in ("GPT2", "Llama", "Mistral") for end in ("", "-unpadded")]
-TIED = ("GPT2-lm", "Llama-tied-lm", "Gemma-lm", "T5")
+TIED = ("GPT2-lm", "Llama-tied-lm", "Gemma-lm", "T5", "BERT-masked")
 
 
 def rows(names: Any) -> list[Any]:
