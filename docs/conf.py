@@ -33,6 +33,7 @@ CONTENTS = {
     "Use": [
         "curvature",
         "laplace",
+        "choosing",
         "variational",
         "autoencoder",
         "l2m",

@@ -32,6 +32,7 @@ def test_documents_are_written(name: str, tmp_path: Path, monkeypatch: pytest.Mo
         ("variational", ["steps", "--seconds", "0"], "| difference route |"),
         ("variational", ["errors"], "(default)"),
         ("l2m", [], "correlation of log precisions"),
+        ("calibration", [], "| last, held out |"),
     ],
 )
 def test_posteriors_are_measured(
@@ -39,6 +40,9 @@ def test_posteriors_are_measured(
 ) -> None:
     out = tmp_path / "made.md"
     module = importlib.import_module(f"benchmarks.{name}")
+    if name == "calibration":
+        pytest.importorskip("sklearn")
+        arguments = ["--cache", str(tmp_path)]
     module.main([*arguments, "--quick", "--out", str(out)])
     assert f"python -m benchmarks.{name}" in out.read_text() and holds in out.read_text()
 

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lapkernels.curvature import Refused
 from lapkernels.curvature.data.batches import Output, batches_of
 from lapkernels.curvature.quantities.predictive import predictive_variances
 from lapkernels.curvature.recording.targets import check_outputs, with_targets
@@ -40,6 +41,8 @@ from lapkernels.likelihoods import (
 NODES, SPACING = 8, math.log(10)
 # Outputs of one sample whose variances are kept at most; of more, random positions.
 OUTPUTS = 256
+# Classes of which each has a backward pass, at most.
+CLASSES = 4096
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,11 @@ def curves_of(
         f = forward(model, batch, output)
         check_outputs(likelihood, f, batch)
         every = positions_of(f, likelihood)  # [T, C]
+        if every.shape[1] > CLASSES:
+            raise Refused(
+                f"held-out data would take a backward pass for each of {every.shape[1]} classes: "
+                "tune(by='cautious') takes none, set_prior any precision"
+            )
         places = _places(len(f), len(every), every.shape[1], generator)
         outputs = every[places].flatten(1)
         shares = predictive_variances(model, batch.inputs, families, outputs=outputs, output=output)

@@ -22,6 +22,7 @@ from lapkernels.curvature.data.contents import (
     plain,
 )
 from lapkernels.curvature.data.exchange import use_processes
+from lapkernels.curvature.data.processes import processes
 from lapkernels.curvature.errors import Refused
 from lapkernels.laplace import saved
 from lapkernels.laplace.choosing import (
@@ -34,6 +35,7 @@ from lapkernels.laplace.choosing import (
     separate_groups,
     warn_of,
 )
+from lapkernels.laplace.defaults import Default, default_for, first_of
 from lapkernels.laplace.evaluation import Comparison, Evaluation, compare, evaluate
 from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
 from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
@@ -48,6 +50,8 @@ from lapkernels.laplace.structures import STRUCTURES, Subject
 from lapkernels.laplace.weights import check_weights
 from lapkernels.likelihoods import Gaussian, Likelihood, resolve
 
+# Where tuning at the linearised optimum ends: nats left in θ, and relative change of precisions.
+NATS, CLOSE = 0.1, 0.01
 By = Literal["held_out", "cautious", "evidence", "mackay", "linearised"]
 WORDS = {"ekfac": "kron_corrected", "gp": "function_space", "lowrank": "low_rank"}
 
@@ -57,22 +61,23 @@ class Laplace:
 
     .. code-block:: python
 
-        la = lk.Laplace(model, "classification", structure="kron").fit(loader)
+        la = lk.Laplace(model, "classification").fit(loader)
         la.tune(held_out)  # batches that the network has not seen
         p = la.predict(x).probabilities
 
     ``structure`` is one of diag, kron, kron_corrected, blocks, full, low_rank, function_space and
-    subnetwork; ``method`` how its curvature is measured; ``params`` chooses the
-    uncertain parameters, the last layer alone for example; ``prior`` is the precision of the
-    Gaussian prior: see :class:`Prior`. ``options`` belong to the structure. Random draws of the fit
-    depend on ``seed`` only.
+    subnetwork; without one the first batch of the fit decides: see
+    :mod:`lapkernels.laplace.defaults`. ``method`` is how its curvature is measured; ``params``
+    chooses the uncertain parameters, the last layer alone for example; ``prior`` is the precision
+    of the Gaussian prior: see :class:`Prior`. ``options`` belong to the structure. Random draws of
+    the fit depend on ``seed`` only.
     """
 
     def __init__(
         self,
         model: nn.Module,
         likelihood: Any = "gaussian",
-        structure: str = "diag",
+        structure: str | None = None,
         method: str | None = None,
         params: Parameters = None,
         prior: Given = 1.0,
@@ -81,6 +86,10 @@ class Laplace:
         seed: int = 0,
         **options: Any,
     ) -> None:
+        # Chosen at the first batch of a fit, unless something here belongs to a structure.
+        self._params, self._open = params, structure is method is None and not options
+        if structure is None:
+            structure = "kron" if self._open else "diag"
         self.structure = WORDS.get(structure, structure)
         if self.structure not in STRUCTURES:
             raise ValueError(f"structure={structure!r} must be one of {tuple(STRUCTURES)}")
@@ -98,7 +107,8 @@ class Laplace:
         self.model, self.output, self.seed, self.options = model, output, seed, options
         self.fitted_likelihood: Likelihood = resolve(likelihood)
         self._names = tuple(parameters_of(Contents.of(model), params))
-        self.prior: Prior = resolve_prior(prior, self.parameters)
+        self._given, self.prior = prior, resolve_prior(prior, self.parameters)
+        self.how: How = "linearised"
         device = next(iter(self.parameters.values())).device
         self.scale = torch.ones((), dtype=torch.float64, device=device)
         self.measured: Measured | None = None
@@ -133,6 +143,16 @@ class Laplace:
         resumes after its last batch, with bitwise the same result.
         """
         path = None if checkpoint is None else Path(checkpoint)
+        if self._open:
+
+            def choose() -> Default | None:
+                nonlocal data
+                first, data = first_of(data)
+                return default_for(self.model, first, self._params, self.output)
+
+            default = processes().everywhere("Laplace.fit", choose)
+            if default is not None:
+                self._choose(default)
         self.measured = measure(
             self._structure,
             self._subject(),
@@ -145,6 +165,15 @@ class Laplace:
         # Raises now if no posterior follows.
         self._posterior = self._decomposed(self._fitted().state)
         return self
+
+    def _choose(self, default: Default) -> None:
+        """The structure of a model that was given none."""
+        self.structure, self.method, self.how = default.structure, default.method, default.how
+        self._structure = STRUCTURES[default.structure]
+        if self._names != default.names:
+            self._names = default.names
+            self.prior = resolve_prior(self._given, self.parameters)
+        self._open = False
 
     @property
     def posterior(self) -> Posterior:
@@ -205,7 +234,7 @@ class Laplace:
         by: str | None = None,
         noise: bool | None = None,
         steps: int = 100,
-        tolerance: float = 1e-6,
+        tolerance: float | None = None,
     ) -> Laplace:
         """Choose the prior precision of every group, and the noise of a regression.
 
@@ -233,25 +262,21 @@ class Laplace:
         if by in ("held_out", "linearised") and data is None:
             which = "kept aside" if by == "held_out" else "it was fitted on"
             raise ValueError(f"by={by!r} needs data: batches (inputs, labels) {which}")
-        if by in ("cautious", "held_out"):
-            measured = self._fitted()
-            found = cautious(self.posterior, self.prior, self.scale, measured, noise=noise)
-            self._retune(*found)
-            if by == "held_out":
-                self._tune_on(data, measured, noise)
-            return self
-        if by == "evidence":
-            found = by_gradient(self._evidence(), self.prior, self.scale, noise=noise, steps=steps)
-            self._retune(*found)
-        elif by == "mackay":
-            prior, scale, _ = by_fixed_point(
-                self._evidence(), self.prior, self.scale,
-                noise=noise, steps=steps, tolerance=tolerance,
-            )  # fmt: skip
-            self._retune(prior, scale)
-        else:
+        if by == "held_out":
+            self._tune_on(data, noise)
+        elif by == "cautious":
+            self._tune_cautiously(noise)
+        elif by == "linearised":
             self._tune_linearised(data, noise, steps, tolerance)
-        self._warn_of_unsettled(noise)
+        else:
+            options: dict[str, Any] = {"noise": noise, "steps": steps}
+            if by == "evidence":
+                found = by_gradient(self._evidence(), self.prior, self.scale, **options)
+            else:
+                options["tolerance"] = tolerance or 1e-6
+                found = by_fixed_point(self._evidence(), self.prior, self.scale, **options)[:2]
+            self._retune(*found)
+            self._warn_of_unsettled(noise)
         return self
 
     def _tunes_noise(self, noise: bool | None) -> bool:
@@ -268,7 +293,7 @@ class Laplace:
         self,
         x: Any,
         *,
-        how: How = "linearised",
+        how: How | None = None,
         link: Link = "probit",
         joint: bool = False,
         outputs: Tensor | None = None,
@@ -279,9 +304,12 @@ class Laplace:
     ) -> Prediction:
         """The predictive distribution of inputs ``x``.
 
-        ``how``: "linearised" (the model's own output as mean, J Σ Jᵀ as covariance), "propagated"
-        (variances passed forward, all outputs at the cost of about two passes, an approximation),
-        or "weights" (an average over ``samples`` drawn models). ``link`` gives class probabilities:
+        ``how``: "linearised" (the default; the model's own output as mean, J Σ Jᵀ as covariance),
+        "propagated" (variances passed forward, all outputs at the cost of about two passes, an
+        approximation),
+        "draws" (``samples`` draws of the linearised function, whose cost does not grow with the
+        outputs; the default of thousands of them), or "weights" (an average over ``samples`` drawn
+        models). ``link`` gives class probabilities:
         "probit", "mc", "bridge" or "mean_field". ``x`` is a batch or a loader, whose labels are
         dropped. ``joint`` adds the covariance between outputs,
         ``outputs`` for some of the flattened outputs alone, [k] or [N, k].
@@ -295,7 +323,7 @@ class Laplace:
                 own = outputs[done : done + batch.count]
             found = predict(
                 self.model, inputs, self.posterior, self.likelihood,
-                how=how, link=link, joint=joint, outputs=own, samples=samples,
+                how=how or self.how, link=link, joint=joint, outputs=own, samples=samples,
                 generator=generator, output=self.output if output is None else output,
                 memory_budget=memory_budget, temperature=self.temperature,
             )  # fmt: skip
@@ -372,7 +400,10 @@ class Laplace:
         known = self.measured
         lines = [
             f"Laplace of {type(self.model).__name__}, {type(self.fitted_likelihood).__name__}",
-            f"  structure: {self.structure}, method: {self.method}, {count:,} uncertain parameters",
+            "  structure: chosen at the first batch of a fit"
+            if self._open
+            else f"  structure: {self.structure}, method: {self.method}",
+            f"  {count:,} uncertain parameters, predictions: {self.how}",
             "  not fitted: call fit(data)"
             if known is None
             else f"  fitted to {known.samples} samples",
@@ -417,22 +448,45 @@ class Laplace:
             torch.Generator(next(iter(self.parameters.values())).device),
         )
 
-    def _tune_linearised(self, data: Any, noise: bool, steps: int, tolerance: float) -> None:
-        """Coordinate ascent of the evidence in (θ, Λ); each of the two is a concave problem."""
-        if data is None:
-            raise ValueError("by='linearised' needs data: the batches it was fitted on")
-        for _ in range(steps):
-            found = self.find_optimum(data, tolerance=max(tolerance, 1e-10))
-            old, old_scale = self.prior, self.scale
-            prior, scale = by_gradient(
-                self._evidence(), self.prior, self.scale, noise=noise, steps=100
-            )
-            self._retune(prior, scale)
-            self.optimum = found
-            changes = [(prior.values[k] / v).log().abs().max() for k, v in old.values.items()]
-            if float(torch.stack([*changes, (scale / old_scale).log().abs()]).max()) < tolerance:
-                break
-        self.find_optimum(data, tolerance=max(tolerance, 1e-10))
+    def _tune_cautiously(self, noise: bool) -> None:
+        found = cautious(self.posterior, self.prior, self.scale, self._fitted(), noise=noise)
+        self._retune(*found)
+
+    def _tune_linearised(self, data: Any, noise: bool, steps: int, tolerance: float | None) -> None:
+        """Coordinate ascent of the evidence in (θ, Λ); each of the two is a concave problem.
+
+        Without a ``tolerance`` it ends where less than a tenth of a nat is to be won in θ, and
+        precisions change by less than a percent; if it does not get there, the prior is cautious.
+        """
+        nats, close = (NATS, CLOSE) if tolerance is None else (0.0, tolerance)
+        try:
+            for _ in range(steps):
+                found = self._optimum(data, max(min(close, 1e-4), 1e-10), nats)
+                old, old_scale = self.prior, self.scale
+                self._retune(*by_gradient(self._evidence(), old, old_scale, noise=noise, steps=100))
+                self.optimum = found
+                changes = [
+                    (self.prior.values[k] / v).log().abs().max() for k, v in old.values.items()
+                ]
+                changes.append((self.scale / old_scale).log().abs())
+                if float(torch.stack(changes).max()) < close:
+                    break
+            self._optimum(data, max(min(close, 1e-4), 1e-10), nats)
+        except Refused as error:
+            if tolerance is not None:
+                raise
+            warnings.warn(f"{error}. The prior is cautious instead", stacklevel=4)
+            self._tune_cautiously(noise)
+            return
+        self._warn_of_unsettled(noise)
+
+    def _optimum(self, data: Any, tolerance: float, nats: float) -> Optimum:
+        known = None if self.optimum is None else self.optimum.theta
+        self.optimum = find_optimum(
+            self._subject(), data, self.posterior, by="conjugate_gradients",
+            tolerance=tolerance, steps=50, start=known, nats=nats,
+        )  # fmt: skip
+        return self.optimum
 
     def _warn_of_unsettled(self, noise: bool) -> None:
         unsettled = self._evidence().unsettled(self.prior, self.scale, noise)
@@ -450,8 +504,10 @@ class Laplace:
         if self._posterior is not None:
             self._posterior = self._posterior.rescaled(prior.precision, self.scale)
 
-    def _tune_on(self, data: Any, measured: Measured, noise: bool) -> None:
-        """The choice by held-out ``data``, from the cautious prior that is set."""
+    def _tune_on(self, data: Any, noise: bool) -> None:
+        """The choice by held-out ``data``, from the cautious prior."""
+        measured = self._fitted()
+        self._tune_cautiously(noise)
         generator = torch.Generator(self.scale.device).manual_seed(self.seed)
         groups = separate_groups(self.prior, self.posterior)
         curves = curves_of(

@@ -137,8 +137,12 @@ def find_optimum(
     tolerance: float,
     steps: int,
     start: dict[str, Tensor] | None = None,
+    nats: float = 0.0,
 ) -> Optimum:
-    """θ★ where the gradient is ``tolerance`` times as large as at θ̃, or an error."""
+    """θ★ where the gradient g is ``tolerance`` times as large as at θ̃, or an error.
+
+    It also ends where gᵀ Σ g / 2, which estimates the loss that is left, is at most ``nats``.
+    """
     check_choice("by", by, Solver)
     if any(posterior.uncertain(name) is not None for name in subject.parameters):
         raise ValueError("a subnetwork's posterior has no linearised optimum: use another one")
@@ -150,9 +154,14 @@ def find_optimum(
         d = torch.cat([value.flatten() for value in start.values()]) - loss.start
         value, gradient, nll = loss.value_and_gradient(d)
     search = _newton if by == "conjugate_gradients" else _stochastic
-    d, gradient, nll = search(loss, d, (value, gradient, nll), tolerance * first, steps)
+
+    def done(g: Tensor) -> bool:
+        small = float(g.norm()) <= tolerance * first
+        return small or (nats > 0 and float(g @ loss.precondition(g)) <= 2 * nats)
+
+    d, gradient, nll = search(loss, d, (value, gradient, nll), tolerance * first, steps, done)
     left = float(gradient.norm()) / first
-    if left > max(tolerance, 100 * torch.finfo(d.dtype).eps):
+    if not done(gradient) and left > 100 * torch.finfo(d.dtype).eps:
         raise Refused(
             f"the linearised optimum was not found: the gradient is {left:.1e} of its first after "
             f"steps={steps}, more than tolerance={tolerance:.1e}; raise one of them"
@@ -162,17 +171,18 @@ def find_optimum(
 
 
 Evaluated = tuple[float, Tensor, float]
+Done = Callable[[Tensor], bool]
 
 
 def _newton(
-    loss: LinearisedLoss, d: Tensor, at: Evaluated, target: float, steps: int
+    loss: LinearisedLoss, d: Tensor, at: Evaluated, target: float, steps: int, done: Done
 ) -> tuple[Tensor, Tensor, float]:
-    """Newton steps until the gradient is at most ``target``; d, and gradient and nll there."""
+    """Newton steps until the gradient is small; d, and gradient and nll there."""
     first = float(at[1].norm())
     for _ in range(steps):
         value, gradient, _ = at
         left = float(gradient.norm())
-        if left <= target:
+        if done(gradient):
             break
         # Solving further than the next linearisation of the loss changes is wasted.
         accuracy = max(min(0.1, left / first), 0.1 * target / left)
@@ -191,7 +201,7 @@ def _newton(
 
 
 def _stochastic(
-    loss: LinearisedLoss, d: Tensor, at: Evaluated, target: float, steps: int
+    loss: LinearisedLoss, d: Tensor, at: Evaluated, target: float, steps: int, done: Done
 ) -> tuple[Tensor, Tensor, float]:
     """Sweeps of stochastic gradients; one that does not lower the loss is redone at half the rate.
 
@@ -201,7 +211,7 @@ def _stochastic(
     rate = 1.0
     for _ in range(steps):
         value, gradient, _ = at
-        if float(gradient.norm()) <= target or rate < SMALLEST_STEP:
+        if done(gradient) or rate < SMALLEST_STEP:
             break
         tried = loss.stochastic_sweep(d, gradient, rate)
         found = loss.value_and_gradient(tried)

@@ -22,6 +22,7 @@ from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.laplace import links
+from lapkernels.laplace.draws import linearised_draws
 from lapkernels.laplace.forward import forward, positions_of
 from lapkernels.laplace.posterior import Posterior, normal
 from lapkernels.likelihoods import (
@@ -34,7 +35,7 @@ from lapkernels.likelihoods import (
 )
 
 Link = Literal["probit", "mc", "bridge", "mean_field"]
-How = Literal["linearised", "propagated", "weights"]
+How = Literal["linearised", "draws", "propagated", "weights"]
 
 
 @dataclass(frozen=True, repr=False)
@@ -178,6 +179,9 @@ def predict(
         raise ValueError(f"joint=, outputs= and link= need how='linearised', not {how!r}")
     (check_eval if how == "weights" else check_mode)(Contents.of(model))
     (batch,) = with_targets(model, batches_of([(x, None)]))
+    if how == "draws":
+        draws = (samples, generator, output, temperature)
+        return _by_draws(model, batch, posterior, likelihood, *draws)
     if how == "weights":
         draws = (samples, generator, output, temperature)
         return _by_weights(model, batch, posterior, likelihood, *draws)
@@ -276,6 +280,30 @@ def _linked(
             p = links.gaussian_samples(m, covariance, samples, generator).softmax(-1).mean(0)
         filled[:, positions] = p
     return result
+
+
+@torch.no_grad()
+def _by_draws(
+    model: nn.Module,
+    batch: Batch,
+    posterior: Posterior,
+    likelihood: Likelihood,
+    samples: int,
+    generator: torch.Generator | None,
+    output: Output,
+    temperature: float,
+) -> Prediction:
+    """Mean f, and variance and E[y] over draws of the linearised function."""
+    if samples < 1:
+        raise ValueError(f"samples={samples} must be positive")
+    mean = square = expected = torch.zeros((), device="cpu")
+    for f, steps in linearised_draws(model, batch, posterior, output, samples, generator):
+        mean = f
+        for step in steps:
+            square = square + step.square() / samples
+            y = expectation(f + step, torch.zeros_like(f), likelihood, temperature)
+            expected = expected + y / samples
+    return Prediction(mean, square, None, expected, likelihood)
 
 
 def _by_weights(

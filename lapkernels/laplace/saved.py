@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lapkernels import likelihoods
+from lapkernels.curvature.data.batches import check_choice
 from lapkernels.curvature.data.contents import plain
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.fitting import Measured
+from lapkernels.laplace.prediction import How
 from lapkernels.laplace.prior import Prior
 from lapkernels.laplace.structures import STRUCTURES
 from lapkernels.laplace.weights import fingerprint_of
@@ -49,6 +51,7 @@ def save(posterior: Laplace, path: Path) -> None:
         seed=posterior.seed,
         scale=float(posterior.scale),
         temperature=posterior.temperature,
+        how=posterior.how,
         groups=posterior.prior.groups,
         fingerprint=sums.pop("fingerprint"),
         measured=sums,
@@ -110,6 +113,8 @@ def _built(
     found.scale = torch.tensor(float(data["scale"]), dtype=torch.float64, device=device)
     if not (found.scale.isfinite() and found.scale > 0):
         raise ValueError(f"{path}: scale is {data['scale']}, but has to be positive")
+    found.how = data.get("how", "linearised")
+    check_choice("how", found.how, How)
     found.temperature = float(data.get("temperature", 1.0))
     if not 0 < found.temperature < float("inf"):
         raise ValueError(f"{path}: temperature is {found.temperature}, but has to be positive")

@@ -32,7 +32,7 @@ CALLS: dict[str, tuple[int, Callable[[lk.Laplace, Any], Any]]] = {
     "fit": (2, lambda la, data: la.fit(data)),
     "held out": (2, lambda la, data: la.tune(data)),
     # In the second turn, after a prior was found.
-    "linearised": (60, lambda la, data: la.tune(data, by="linearised")),
+    "linearised": (60, lambda la, data: la.tune(data, by="linearised", tolerance=1e-6)),
     "optimum": (4, lambda la, data: la.find_optimum(data)),
 }
 
