@@ -108,6 +108,7 @@ ROWS: dict[str, Row] = {
     "T5-encoder": Row("T5EncoderModel", "T5", T5, output="last_hidden_state", tolerance=SINGLE),
     "T5": Row("T5ForConditionalGeneration", "T5", T5, pair, tolerance=SINGLE),
     "BERT": Row("BertForSequenceClassification", "Bert", ENCODER, typed),
+    "BERT-untyped": Row("BertForSequenceClassification", "Bert", ENCODER),
     "BERT-masked": Row("BertForMaskedLM", "Bert", ENCODER, typed),
     "BERT-tokens": Row("BertForTokenClassification", "Bert", ENCODER, typed),
     "RoBERTa": Row("RobertaForSequenceClassification", "Roberta", ENCODER),
