@@ -13,6 +13,7 @@ import time
 from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import fields
+from statistics import fmean
 from typing import Any
 
 import models
@@ -101,11 +102,11 @@ def draw(found: dict[str, list[dict[str, Any]]], usual: str) -> Any:
             title = titles[column] if row == 0 else ""
             report.show(ax, torch.tensor(values), title, left, cmap=color, **limits)
     ours = {
-        name: report.spread([one["areas"][name]["output_variance"] for one in found[KINDS[-1]]], 2)
+        name: fmean(one["areas"][name]["output_variance"] for one in found[KINDS[-1]])
         for name in sets
     }
-    told = ", ".join(f"{area} {name}" for name, area in ours.items())
-    report.claim(figure, f"Area under the ROC by the output variance of {KINDS[-1]}: {told}")
+    told = ", ".join(f"{area:.2f} {name}" for name, area in ours.items())
+    report.claim(figure, f"Area under the ROC, output variance of {KINDS[-1]}: {told}")
     return figure
 
 
