@@ -107,14 +107,20 @@ def unlabelled(model: nn.Module, x: Any, *, labelled: bool) -> Iterator[Any]:
 
 
 def is_pair(data: Any) -> bool:
-    """Whether a list is what a data loader gives, [inputs, labels], and not two batches."""
+    """Whether a list is what a data loader gives, [inputs, labels], and not two batches.
+
+    Labels have fewer dimensions, or are integers where inputs are not. Two batches of sequences may
+    differ in length alone.
+    """
     if not isinstance(data, list) or len(data) != 2 or not isinstance(data[1], Tensor):
         return False
     first, labels = data
     if not isinstance(first, Tensor):
         return isinstance(first, Mapping)
-    kinds = [(tensor.shape[1:], tensor.dtype) for tensor in (first, labels)]
-    return first.shape[:1] == labels.shape[:1] and kinds[0] != kinds[1]
+    if first.shape[:1] != labels.shape[:1]:
+        return False
+    whole = first.is_floating_point() and not labels.is_floating_point()
+    return labels.dim() < first.dim() or whole
 
 
 def without_labels(model: nn.Module, batch: Any, *, labelled: bool = False) -> Any:
