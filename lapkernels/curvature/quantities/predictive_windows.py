@@ -47,10 +47,11 @@ def _everywhere(one: Pass, stage: Stage, total: LaneSum) -> Tensor:
         walks.pull(tile, as_lanes(columns, len(size)), total)
         part = image[(..., *where)]
         part.copy_(total.result.reshape(part.shape))
-    index = start.index(one.graph)
-    result = f.new_empty(f.shape)
-    result.flatten(1)[:, index[index >= 0]] = image[:, index >= 0]
-    return result
+    index, count = start.index(one.graph).flatten(), f.shape[1:].numel()
+    # What a crop left out goes to a last column: to find it would wait for a device.
+    flat = f.new_empty(one.count, count + 1)
+    flat.index_copy_(1, torch.where(index < 0, count, index), image.flatten(1).to(f.dtype))
+    return flat[:, :count].reshape(f.shape)
 
 
 def _at_points(one: Pass, stage: Stage, outputs: Tensor, total: LaneSum) -> Tensor:
