@@ -227,9 +227,11 @@ def _extend(op: Op, origins: Origins) -> None:
 def _note_product(op: Op, origins: Origins, products: dict[Value, Product]) -> None:
     """Note a product of two parameters, and its transposed view."""
     if _name(op) == "mm" and all(_view(value, origins) is not None for value in op.inputs):
-        tensors = [argument(op, place, value) for place, value in enumerate(op.inputs)]
-        if len(tensors) == 2 and tensors[0] is not None and tensors[1] is not None:
-            products[op.outputs[0]] = Product(*op.inputs, *tensors)
+        if len(op.inputs) == 2:
+            left, right = op.inputs
+            a, b = argument(op, 0, left), argument(op, 1, right)
+            assert a is not None and b is not None
+            products[op.outputs[0]] = Product(left, right, a, b)
     elif _name(op) == "t" and op.inputs[0] in products:
         products[op.outputs[0]] = products[op.inputs[0]]
 

@@ -159,4 +159,6 @@ def test_factors_of_a_product_are_layers() -> None:
     found = lk.kron(joint, x.double(), "gaussian", method="exact")
     for own, other in (("a.weight", "0.weight"), ("b.weight", "1.weight")):
         _close(found[own].output, true[other].output)
-        _close(found[own].input, true[other].input)
+        inputs, expected = found[own].input, true[other].input
+        assert inputs is not None and expected is not None
+        _close(inputs, expected)
