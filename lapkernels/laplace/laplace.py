@@ -230,8 +230,8 @@ class Laplace:
     def tune(
         self,
         data: Any = None,
+        by: Any = None,
         *,
-        by: str | None = None,
         noise: bool | None = None,
         steps: int = 100,
         tolerance: float | None = None,
@@ -239,7 +239,8 @@ class Laplace:
         """Choose the prior precision of every group, and the noise of a regression.
 
         ``la.tune(held_out)`` with batches (inputs, labels) that the network has not seen is the
-        one that makes predictions better. ``by`` is
+        one that makes predictions better. The two may come in either order,
+        ``la.tune("linearised", train)``. ``by`` is
 
         - ``"held_out"``, the default with data: the largest predictive log-likelihood of ``data``
           over precision, noise and ``temperature`` of the logits, in one pass over them;
@@ -251,7 +252,7 @@ class Laplace:
           turns with θ★ itself until both converge; ``data`` are the training data.
         """
         if isinstance(data, str):
-            raise TypeError(f"tune({data!r}): the way has a name, tune(by={data!r})")
+            data, by = by, data
         check_differentiation()
         if by is None:
             by = "cautious" if data is None else "held_out"

@@ -172,8 +172,9 @@ def test_refusals() -> None:
         la.tune(by="guess")
     with pytest.raises(ValueError, match="needs data"):
         la.tune(by="held_out")
-    with pytest.raises(TypeError, match=r"tune\(by='evidence'\)"):
-        la.tune("evidence")
+    with pytest.raises(ValueError, match="needs data"):
+        la.tune("linearised")
+    assert repr(la.tune("mackay").prior) == repr(la.tune(by="mackay").prior)
     other = regressor()
     empirical = lk.Laplace(other.model, "gaussian", "diag", "empirical").fit(other.batches)
     with pytest.raises(ValueError, match="does not scale with the noise"):
