@@ -18,7 +18,7 @@ from lapkernels.autoencoder.moments import Moments, RunningMoments
 from lapkernels.autoencoder.training import Epoch, Schedule, train
 from lapkernels.curvature.data.contents import Contents, parameters_of
 from lapkernels.curvature.data.random_state import seeded
-from lapkernels.laplace.prediction import expectation
+from lapkernels.laplace.predictive.prediction import expectation
 from lapkernels.laplace.rollback import rolled_back
 from lapkernels.likelihoods import (
     Bernoulli,

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lapkernels.curvature.data.random_state import seeded
 from lapkernels.laplace import Laplace, OnlineEvidence
-from lapkernels.laplace.prediction import Prediction
+from lapkernels.laplace.predictive.prediction import Prediction
 
 Array = NDArray[Any]
 

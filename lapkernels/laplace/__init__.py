@@ -9,9 +9,7 @@ from lapkernels.laplace.diagnostics import (
 )
 from lapkernels.laplace.evaluation import Comparison, Evaluation
 from lapkernels.laplace.laplace import Laplace
-from lapkernels.laplace.linearised import Optimum
 from lapkernels.laplace.normalised import normalised_groups
-from lapkernels.laplace.online import OnlineEvidence
 from lapkernels.laplace.plots import (
     plot_bands,
     plot_calibration,
@@ -20,9 +18,11 @@ from lapkernels.laplace.plots import (
     plot_spectrum,
 )
 from lapkernels.laplace.posterior import Posterior
-from lapkernels.laplace.prediction import Prediction
+from lapkernels.laplace.predictive.prediction import Prediction
 from lapkernels.laplace.prior import Prior
 from lapkernels.laplace.swag import Swag
+from lapkernels.laplace.tuning.linearised import Optimum
+from lapkernels.laplace.tuning.online import OnlineEvidence
 
 __all__ = [
     "Calibration",

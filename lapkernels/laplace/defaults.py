@@ -26,7 +26,7 @@ from lapkernels.curvature.data.batches import Batch, Output, batches_of, is_batc
 from lapkernels.curvature.data.contents import Contents, Parameters, parameters_of
 from lapkernels.curvature.data.processes import Shard
 from lapkernels.curvature.quantities.last_layer import last_layer
-from lapkernels.laplace.prediction import How
+from lapkernels.laplace.predictive.prediction import How
 
 # Outputs and parameters up to which all layers are uncertain, and outputs that are predicted one by
 # one; also the largest side of a Kronecker factor.

@@ -15,8 +15,8 @@ from lapkernels.curvature import Refused
 from lapkernels.curvature.data.batches import batches_of
 from lapkernels.curvature.recording.targets import with_targets
 from lapkernels.laplace.calibration import Calibration, auroc, of_confidence
-from lapkernels.laplace.forward import positions_of
-from lapkernels.laplace.prediction import Prediction, expectation
+from lapkernels.laplace.predictive.forward import positions_of
+from lapkernels.laplace.predictive.prediction import Prediction, expectation
 from lapkernels.likelihoods import Bernoulli, Categorical, Gaussian
 
 if TYPE_CHECKING:

@@ -25,7 +25,16 @@ from lapkernels.curvature.data.exchange import use_processes
 from lapkernels.curvature.data.processes import processes
 from lapkernels.curvature.errors import Refused
 from lapkernels.laplace import saved
-from lapkernels.laplace.choosing import (
+from lapkernels.laplace.defaults import Default, default_for, first_of
+from lapkernels.laplace.evaluation import Comparison, Evaluation, compare, evaluate
+from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
+from lapkernels.laplace.plots import plot_calibration
+from lapkernels.laplace.posterior import Posterior
+from lapkernels.laplace.predictive.prediction import How, Link, Prediction, joined, predict
+from lapkernels.laplace.prior import Given, Prior, resolve_prior
+from lapkernels.laplace.rollback import rolled_back
+from lapkernels.laplace.structures import STRUCTURES, Subject
+from lapkernels.laplace.tuning.choosing import (
     WITHOUT_DATA,
     Choice,
     cautious,
@@ -35,18 +44,9 @@ from lapkernels.laplace.choosing import (
     separate_groups,
     warn_of,
 )
-from lapkernels.laplace.defaults import Default, default_for, first_of
-from lapkernels.laplace.evaluation import Comparison, Evaluation, compare, evaluate
-from lapkernels.laplace.evidence import Evidence, by_fixed_point, by_gradient
-from lapkernels.laplace.fitting import COMMON_OPTIONS, Measured, measure
-from lapkernels.laplace.held_out import curves_of
-from lapkernels.laplace.linearised import Optimum, Solver, find_optimum
-from lapkernels.laplace.plots import plot_calibration
-from lapkernels.laplace.posterior import Posterior
-from lapkernels.laplace.prediction import How, Link, Prediction, joined, predict
-from lapkernels.laplace.prior import Given, Prior, resolve_prior
-from lapkernels.laplace.rollback import rolled_back
-from lapkernels.laplace.structures import STRUCTURES, Subject
+from lapkernels.laplace.tuning.evidence import Evidence, by_fixed_point, by_gradient
+from lapkernels.laplace.tuning.held_out import curves_of
+from lapkernels.laplace.tuning.linearised import Optimum, Solver, find_optimum
 from lapkernels.laplace.weights import check_weights
 from lapkernels.likelihoods import Gaussian, Likelihood, resolve
 

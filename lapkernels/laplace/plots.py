@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lapkernels.laplace.diagnostics import LCurve, effective_parameters
 from lapkernels.laplace.evaluation import Evaluation
-from lapkernels.laplace.prediction import Prediction
+from lapkernels.laplace.predictive.prediction import Prediction
 
 # Rows and columns of a matrix's picture at most.
 PIXELS = 500

@@ -14,7 +14,7 @@ from lapkernels.curvature.data.batches import check_choice
 from lapkernels.curvature.data.contents import plain
 from lapkernels.laplace.files import Stored, flatten, read, unflatten, write
 from lapkernels.laplace.fitting import Measured
-from lapkernels.laplace.prediction import How
+from lapkernels.laplace.predictive.prediction import How
 from lapkernels.laplace.prior import Prior
 from lapkernels.laplace.structures import STRUCTURES
 from lapkernels.laplace.weights import fingerprint_of

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.laplace.choosing import GAIN, WIDENING, Search, separate_groups
-from lapkernels.laplace.held_out import NODES, SPACING, Curves, curves_of, spline
+from lapkernels.laplace.tuning.choosing import GAIN, WIDENING, Search, separate_groups
+from lapkernels.laplace.tuning.held_out import NODES, SPACING, Curves, curves_of, spline
 from tests.laplace import dense
 from tests.laplace.problems import PROBLEMS, classifier, regressor
 

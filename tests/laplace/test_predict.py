@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import lapkernels as lk
-from lapkernels.laplace import links
+from lapkernels.laplace.predictive import links
 from tests.laplace.problems import classifier, regressor
 
 

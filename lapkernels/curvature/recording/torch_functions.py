@@ -361,7 +361,8 @@ _BINARY["div"] = aten.div.Tensor
 _RESHAPES = ("view", "reshape", "flatten", "unflatten", "unsqueeze", "squeeze")
 
 
-def _functions() -> dict[Any, Function]:
+def _layers() -> dict[Any, Function]:
+    """Functions of ``torch.nn.functional``."""
     convolution = aten.convolution.default
     table: dict[Any, Function] = {
         F.linear: Function.of(aten.linear.default, _linear, run=_run_linear),
@@ -401,8 +402,6 @@ def _functions() -> dict[Any, Function]:
         ),
         F.interpolate: Function.of(aten.upsample_nearest2d.default, _nearest, run=_run_nearest),
         F.embedding: Function.of(aten.embedding.default, _embedding),
-        Tensor.t: Function.of(aten.t.default, _one),
-        Tensor.contiguous: Function.of(aten.clone.default, _one),
     }
     for name, function, rule in (
         ("states", layers.states, States),
@@ -424,6 +423,13 @@ def _functions() -> dict[Any, Function]:
     ):
         table[plain] = Function.of(convolution, _convolution(dims))
         table[transposed] = Function.of(convolution, _transposed(dims))
+    return table
+
+
+def _functions() -> dict[Any, Function]:
+    table = _layers()
+    table[Tensor.t] = Function.of(aten.t.default, _one)
+    table[Tensor.contiguous] = Function.of(aten.clone.default, _one)
     for space in (torch, Tensor):
         for name in _UNARY:
             table[getattr(space, name)] = Function.of(getattr(aten, name).default, _one)

@@ -67,8 +67,7 @@ def squared_conv_input_kernel(
     taps = counts[0] * counts[1] * counts[2]
     if PHASED:
         grid, counts = at_least_one(grid), at_least_one(counts)
-    down = tl.cdiv(row_count, ROWS)
-    tile = tl.program_id(0).to(INDEX)
+    down, tile = tl.cdiv(row_count, ROWS), tl.program_id(0).to(INDEX)
     row = (tile % down * ROWS + tl.arange(0, ROWS).to(INDEX))[:, None]
     column = (tile // down * COLUMNS + tl.arange(0, COLUMNS).to(INDEX))[None, :]
     column_inside = column < scalar(samples, INDEX) * positions
@@ -90,8 +89,8 @@ def squared_conv_input_kernel(
         offset = index // tl.maximum(taps, 1) * weight_strides[1]
         offset += k0 * weight_strides[3] + k1 * weight_strides[4] + k2 * weight_strides[5]
         offset = group * weight_strides[0] + row * weight_strides[2] + offset[None, :]
-        left = tl.load(weight + offset, mask=(row < row_count) & there[None, :], other=0.0)
-        left = left.to(FACTOR)
+        mask = (row < row_count) & there[None, :]
+        left = tl.load(weight + offset, mask=mask, other=0.0).to(FACTOR)
         total = tl.dot(
             left * left, right.to(FACTOR), total, input_precision=PRECISION, out_dtype=SUM
         )

@@ -18,11 +18,11 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from lapkernels.laplace.evidence import LARGEST, SMALLEST
 from lapkernels.laplace.fitting import Measured
-from lapkernels.laplace.held_out import NODES, SPACING, Curves
 from lapkernels.laplace.posterior import Posterior
 from lapkernels.laplace.prior import Prior
+from lapkernels.laplace.tuning.evidence import LARGEST, SMALLEST
+from lapkernels.laplace.tuning.held_out import NODES, SPACING, Curves
 from lapkernels.likelihoods import Bernoulli, Categorical
 
 WITHOUT_DATA = (

@@ -21,10 +21,10 @@ from lapkernels.curvature.data.batches import (
 from lapkernels.curvature.data.contents import Contents, check_eval, check_mode
 from lapkernels.curvature.errors import NoBatch
 from lapkernels.curvature.recording.targets import with_targets
-from lapkernels.laplace import links
-from lapkernels.laplace.draws import linearised_draws
-from lapkernels.laplace.forward import forward, positions_of
 from lapkernels.laplace.posterior import Posterior, normal
+from lapkernels.laplace.predictive import links
+from lapkernels.laplace.predictive.draws import linearised_draws
+from lapkernels.laplace.predictive.forward import forward, positions_of
 from lapkernels.likelihoods import (
     Bernoulli,
     Categorical,

@@ -26,9 +26,9 @@ from lapkernels.curvature import Refused
 from lapkernels.curvature.data.batches import Output, batches_of
 from lapkernels.curvature.quantities.predictive import predictive_variances
 from lapkernels.curvature.recording.targets import check_outputs, with_targets
-from lapkernels.laplace.forward import forward, positions_of
-from lapkernels.laplace.links import probit
 from lapkernels.laplace.posterior import Posterior
+from lapkernels.laplace.predictive.forward import forward, positions_of
+from lapkernels.laplace.predictive.links import probit
 from lapkernels.likelihoods import (
     Bernoulli,
     Categorical,
