@@ -39,8 +39,8 @@ $(INSTALLED): $(BASE) tests/integrations/requirements.txt
 	touch $@
 
 # Without a compiler the target stays absent and the reference backend serves.
+# Ninja finds the number of jobs by itself: it cannot read make's job server.
 $(LIBRARY): setup.py $(filter csrc/%,$(NATIVE_SOURCES)) | $(BASE)
-	# ninja finds the number of jobs by itself: make's job server is not passed on to it.
 	MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python setup.py --quiet build_ext --inplace
 
 demo: venv
