@@ -75,7 +75,9 @@ def _(model: nn.Module, optimizer: torch.optim.Optimizer, x: Tensor) -> None:
 
 def _laplacian(problem: Problem) -> tuple[Any, ...]:
     model = cast(nn.Sequential, copy.deepcopy(problem.model))
-    return lk.LaplacianAutoencoder(model[:ENCODER], model[ENCODER:], seed=SEED), problem.x
+    return lk.LaplacianAutoencoder(
+        model[:ENCODER], model[ENCODER:], update="online", seed=SEED
+    ), problem.x
 
 
 @online_step.method("lapkernels", "ours", setup=_laplacian)

@@ -84,7 +84,11 @@ def _changed() -> float:
 
 def _runs(tree: ast.Module) -> bool:
     return any(
-        (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call))
+        (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and "sys.path" not in ast.unparse(node)
+        )
         or (isinstance(node, ast.If) and "__main__" in ast.unparse(node.test))
         for node in tree.body
     )

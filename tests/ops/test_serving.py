@@ -179,6 +179,9 @@ def test_an_op_says_who_serves_it() -> None:
 NO_CHOICE = {
     "ops/max_pool.py": ["x.shape[2] * x.shape[3] >= 1 << 31"],  # what the kernel can index
     "rules/activations.py": ["threshold >= 20"],  # where torch's softplus is linear
+    "rules/base/local_gradient.py": ["one.numel() > LARGEST"],  # a refusal by size
+    # Where rounding decides, not speed.
+    "rules/base/normalised.py": ["torch.Size(shape).numel() < SMALLEST * count"],
 }
 
 

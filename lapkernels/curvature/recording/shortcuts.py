@@ -57,7 +57,18 @@ class Shortcuts(Watch):
         self._steps: list[Step] | None = []
         self._versions: dict[int, int] = {}
         self._note_versions(0)
+        self._packing: Packing | None = None
+
+    def __enter__(self) -> Shortcuts:
+        recorder = self._recorder
         self._packing = Packing(recorder.count, self._define, recorder.operand, self._call)
+        super().__enter__()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: object) -> None:
+        # It refers to this mode: a cycle would keep all tensors until a garbage collection.
+        self._packing = None
+        super().__exit__(kind, error, trace)
 
     def __torch_function__(
         self,
@@ -72,7 +83,7 @@ class Shortcuts(Watch):
             result = expansion(self._call, *args, **kwargs)
             if result is not NotImplemented:
                 return result
-        if func in PACKING:
+        if func in PACKING and self._packing is not None:
             result = self._packing(func, args, kwargs)
             if result is not NotImplemented:
                 self._steps = None
