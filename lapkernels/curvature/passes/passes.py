@@ -251,7 +251,8 @@ class _Recorder:
         budgeted = replace(self, budget=whole.allowed)
         del whole  # and its activations
         for part in batch.parts(count):
-            yield budgeted.whole(part)
+            # A single sample may need autograd where several do not.
+            yield from budgeted.passes(part, None)
 
     def plain_output(self, batch: Batch) -> Tensor:
         """The model's outputs, with gradients enabled, as it may register a hook on one."""
