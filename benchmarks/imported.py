@@ -1,6 +1,6 @@
 """Models as people import them: what is right, what is refused, time and memory, in docs/models.md.
 
-    python -m benchmarks.imported [MODEL ...] [--write docs/models.md]
+    python -m benchmarks.imported [MODEL ...] [--untimed] [--write docs/models.md]
 
 Every model runs in a process of its own. Small configurations, random weights, no downloads. Exact
 diagonals, Monte Carlo ones and predictive variances are compared, in float64, with gradients of
@@ -246,7 +246,7 @@ def error(found: Any, true: dict[str, Tensor]) -> float:
     )
 
 
-def study(name: str) -> dict[str, Any]:
+def study(name: str, rounds: int = ROUNDS) -> dict[str, Any]:
     """What a model gives: by method "right", "runs" or why not, its ratio and memory."""
     declare_torchvision_ops()
     torch.manual_seed(0)
@@ -282,11 +282,11 @@ def study(name: str) -> dict[str, Any]:
             right = "right" if worst < TOLERANCE else f"wrong: {worst:.1e}"
             verdicts[method] = f"{right}, one at a time" if slow else right
     model.float()
-    return {"verdicts": verdicts, **timed(model, inputs, likelihood, verdicts)}
+    return {"verdicts": verdicts, **timed(model, inputs, likelihood, verdicts, rounds)}
 
 
 def timed(
-    model: nn.Module, inputs: Inputs, likelihood: Any, verdicts: dict[str, str]
+    model: nn.Module, inputs: Inputs, likelihood: Any, verdicts: dict[str, str], rounds: int
 ) -> dict[str, Any]:
     """Minimum over interleaved rounds of each method, and its peak memory, next to the unit's."""
     parameters = list(model.parameters())
@@ -300,10 +300,10 @@ def timed(
         if not verdicts[method].startswith("refused"):
             calls[method] = partial(run, method, model, inputs, likelihood)
     warnings.simplefilter("ignore")
-    seconds = {key: float("inf") for key in calls}
+    seconds = {key: float("inf") for key in calls if rounds}
     memory = {key: peak_extra_memory(one)[1] or 0 for key, one in calls.items()}
     start = time.perf_counter()
-    for index in range(ROUNDS):
+    for index in range(rounds):
         for key, one in calls.items():
             if index and time.perf_counter() - start > SECONDS:
                 break
@@ -321,17 +321,15 @@ def rows(found: dict[str, dict[str, Any]]) -> list[list[str]]:
         if "verdicts" not in one:
             made.append([name, "", *([one["problem"]] * len(METHODS))])
             continue
-        unit = one["seconds"]["unit"]
-        cells = []
+        seconds, cells = one["seconds"], list[str]()
         for method in METHODS:
             verdict = one["verdicts"][method]
             if verdict.startswith("refused"):
                 cells.append("refused")
                 continue
-            ratio = one["seconds"][method] / unit
-            size = one["memory"][method] / 2**20
-            words = "" if verdict in ("right", "runs") else f", **{verdict}**"
-            cells.append(f"{ratio:.1f}, {size:.0f}{words}")
+            words = verdict if verdict in ("right", "runs") else f"**{verdict}**"
+            ratio = f", {seconds[method] / seconds['unit']:.1f}" if seconds else ""
+            cells.append(f"{words}{ratio}, {one['memory'][method] / 2**20:.0f}")
         made.append([name, f"{one['parameters'] / 1e6:.1f}", *cells])
     return made
 
@@ -348,11 +346,11 @@ def refusals(found: dict[str, dict[str, Any]]) -> list[str]:
 
 INTRODUCTION = (
     "Small configurations with random weights in eval mode; images of 64 pixels, batches of two to "
-    "four. A cell has the time in units of one forward and backward pass of the same batch, "
-    "float32, and the peak memory in MiB, results included. Exact and Monte Carlo diagonals and "
-    "predictive variances were compared with gradients of single samples by autograd in float64; "
-    "where nothing else is said they agree. `approx` and `kfac` ran: the tests check their "
-    "definitions layer by layer.",
+    "four. A cell has the verdict, the time in units of one forward and backward pass of the same "
+    "batch in float32 (if it was measured), and the peak memory in MiB, results included. "
+    "*Right*: exact and Monte Carlo diagonals and predictive variances that agree with gradients "
+    "of single samples by autograd in float64. *Runs*: `approx` and `kfac`, whose definitions the "
+    "tests check layer by layer.",
 )
 NOTE = (
     "In eval mode torch 2.13's batch norm on CPUs returns wrong gradients for some gradients that "
@@ -367,14 +365,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("models", nargs="*", default=list(MODELS))
     parser.add_argument("--write", type=Path)
+    parser.add_argument("--untimed", action="store_true")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(study(options.one)))
+        print(json.dumps(study(options.one, 0 if options.untimed else ROUNDS)))
         return
     found: dict[str, dict[str, Any]] = {}
     for name in options.models:
         command = [sys.executable, "-m", "benchmarks.imported", "--one", name]
+        command += ["--untimed"] if options.untimed else []
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
         except subprocess.TimeoutExpired:
@@ -398,7 +398,8 @@ def main() -> None:
     if refused:
         parts += ["## Refused", "", *refused]
     if options.write:
-        command = f"python -m benchmarks.imported --write {options.write}"
+        untimed = "--untimed " if options.untimed else ""
+        command = f"python -m benchmarks.imported {untimed}--write {options.write}"
         document.write(options.write, "Models of other libraries", command, parts)
     else:
         print(*parts, sep="\n")
